@@ -1,0 +1,54 @@
+#ifndef KVEVICT_ALLOCATION_ALLOCATION_HPP_
+#define KVEVICT_ALLOCATION_ALLOCATION_HPP_
+
+#include <cstddef>
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/budget.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/core/types.hpp"
+
+KVEVICT_NAMESPACE_BEGIN
+
+/// Lanes that compete for one quota.
+enum class Competition : std::uint8_t {
+  kLane,   ///< each lane has its own budget (uniform)
+  kLayer,  ///< the lanes of a layer share theirs
+  kModel,  ///< all lanes share one
+};
+
+/// Who gets how much: the lanes of a pool share the sum of their budgets.
+struct Allocation {
+  Budget budget = 0;
+  Competition competition = Competition::kLane;
+  std::size_t min_keep = 0;      ///< entries that each lane keeps at least, protected ones counted
+  bool protected_extra = false;  ///< protected entries come on top of the budget
+
+  /// Pools that `num_lanes` lanes of `shape` form.
+  [[nodiscard]] std::size_t num_pools(const CacheShape& shape,
+                                      std::size_t num_lanes) const noexcept {
+    if (competition == Competition::kModel) return 1;
+    return competition == Competition::kLane ? num_lanes
+                                             : (num_lanes < shape.num_layers ? num_lanes
+                                                                             : shape.num_layers);
+  }
+  /// Tokens that one lane may keep of `seq_len`.
+  [[nodiscard]] std::size_t lane_budget(const CacheShape& shape,
+                                        std::size_t seq_len) const noexcept {
+    return budget.tokens_of(seq_len, shape.num_layers * shape.num_kv_heads);
+  }
+  /// What a pool gains over the sum of its lanes' budgets where a total does not divide evenly:
+  /// entries that are left go to the first pools, one each.
+  [[nodiscard]] std::size_t remainder(const CacheShape& shape, std::size_t num_lanes,
+                                      std::size_t pool) const noexcept {
+    if (!budget.is_total()) return 0;
+    const std::size_t per_lane = shape.num_layers * shape.num_kv_heads / num_lanes;
+    const std::size_t left = (budget.count() - lane_budget(shape, 0) * num_lanes * per_lane) / per_lane;
+    const std::size_t pools = num_pools(shape, num_lanes);
+    return left / pools + (pool < left % pools ? 1 : 0);
+  }
+};
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_ALLOCATION_ALLOCATION_HPP_

@@ -1,0 +1,76 @@
+#ifndef KVEVICT_CORE_BUDGET_HPP_
+#define KVEVICT_CORE_BUDGET_HPP_
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
+
+KVEVICT_NAMESPACE_BEGIN
+
+/// How many entries may stay; what is protected counts inside it.
+///
+/// A ratio is read as the decimal it was written as (to nine places), and all counting is in
+/// integers, so keep_ratio(0.1) of 1000 is 100 where binary floating point would say 99.
+class Budget {
+ public:
+  /// `count` tokens per KV head. Implicit, so that an options field reads `.budget = 1024`.
+  constexpr Budget(std::size_t count) noexcept  // NOLINT(google-explicit-constructor)
+      : kind_(Kind::kTokens), value_(count) {}
+
+  [[nodiscard]] static constexpr Budget tokens(std::size_t count) noexcept { return {count}; }
+  /// `count` entries over all layers and KV heads together.
+  [[nodiscard]] static constexpr Budget total(std::size_t count) noexcept {
+    return {Kind::kTotal, count};
+  }
+  /// The share that stays. Throws InvalidArgument outside [0, 1].
+  [[nodiscard]] static Budget keep_ratio(double ratio) {
+    return {Kind::kKeepRatio, billionths(ratio, "keep_ratio")};
+  }
+  /// The share that goes (rho in the papers). Throws InvalidArgument outside [0, 1].
+  [[nodiscard]] static Budget compression_ratio(double ratio) {
+    return {Kind::kKeepRatio, kOne - billionths(ratio, "compression_ratio")};
+  }
+
+  [[nodiscard]] constexpr bool is_tokens() const noexcept { return kind_ == Kind::kTokens; }
+  [[nodiscard]] constexpr bool is_total() const noexcept { return kind_ == Kind::kTotal; }
+  /// The number it was made from; 0 for a ratio.
+  [[nodiscard]] constexpr std::size_t count() const noexcept {
+    return kind_ == Kind::kKeepRatio ? 0 : static_cast<std::size_t>(value_);
+  }
+
+  /// Tokens that may stay of `seq_len` (rule R6): for a ratio 0 only if it keeps nothing, else
+  /// clamp(floor(ratio * seq_len), 1, seq_len). A total is shared evenly by `num_lanes` lanes,
+  /// rounded down.
+  [[nodiscard]] constexpr std::size_t tokens_of(std::size_t seq_len,
+                                                std::size_t num_lanes = 1) const noexcept {
+    if (kind_ == Kind::kTokens) return static_cast<std::size_t>(value_);
+    if (kind_ == Kind::kTotal) return static_cast<std::size_t>(value_) / num_lanes;
+    if (value_ == 0 || seq_len == 0) return 0;
+    const std::uint64_t n = seq_len;
+    // floor(n * value / 10^9) without 128-bit products: both parts fit in 64 bits.
+    const std::uint64_t kept = n / kOne * value_ + n % kOne * value_ / kOne;
+    return static_cast<std::size_t>(std::max<std::uint64_t>(1, kept));
+  }
+
+ private:
+  enum class Kind : std::uint8_t { kTokens, kTotal, kKeepRatio };
+  static constexpr std::uint64_t kOne = 1'000'000'000;
+
+  constexpr Budget(Kind kind, std::uint64_t value) noexcept : kind_(kind), value_(value) {}
+  [[nodiscard]] static std::uint64_t billionths(double ratio, std::string_view field) {
+    detail::require(ratio >= 0.0 && ratio <= 1.0, "Budget", field, ratio, "must be in [0, 1]");
+    return static_cast<std::uint64_t>(std::llround(ratio * static_cast<double>(kOne)));
+  }
+
+  Kind kind_;
+  std::uint64_t value_;
+};
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_CORE_BUDGET_HPP_

@@ -1,0 +1,122 @@
+#ifndef KVEVICT_CORE_LANE_HPP_
+#define KVEVICT_CORE_LANE_HPP_
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/core/types.hpp"
+
+KVEVICT_NAMESPACE_BEGIN
+
+/// The K or the V rows of one lane (one layer and KV head), described without a copy.
+///
+/// Slot s lies at data + page * page_stride_bytes + (s % page_size) * slot_stride_bytes with
+/// page = page_table[s / page_size]; without a table everything is one page. Page size 1 makes
+/// the table a token-to-slot map. Element c of a row lies dim_stride_bytes * c further on, so V
+/// may be stored transposed. Rows that no stride describes (quantised blocks, packed tiles) are
+/// read through `load_row`, which then takes the place of all of this.
+template <class Byte>
+struct BasicRows {
+  Byte* data = nullptr;
+  std::ptrdiff_t slot_stride_bytes = 0;
+  std::ptrdiff_t dim_stride_bytes = 0;  ///< element_size(type) where a row is contiguous
+  ElementType type = ElementType::kF32;
+
+  const std::int32_t* page_table = nullptr;  ///< [ceil(seq_len / page_size)]
+  std::size_t page_size = 0;                 ///< slots per page; not read without a table
+  std::ptrdiff_t page_stride_bytes = 0;
+
+  /// Writes row `slot` of (layer, kv_head) as float to `row`; must not throw.
+  void (*load_row)(const void* cache, std::size_t layer, std::size_t kv_head, std::size_t slot,
+                   float* row) noexcept = nullptr;
+  /// Overwrites row `to` by row `from` (compaction); may be null where nothing is moved.
+  void (*move_row)(const void* cache, std::size_t layer, std::size_t kv_head, std::size_t from,
+                   std::size_t to) noexcept = nullptr;
+  const void* cache = nullptr;  ///< first argument of both
+  std::size_t layer = 0;
+  std::size_t kv_head = 0;
+
+  [[nodiscard]] constexpr bool present() const noexcept {
+    return data != nullptr || load_row != nullptr;
+  }
+  [[nodiscard]] constexpr bool row_is_contiguous() const noexcept {
+    return dim_stride_bytes == static_cast<std::ptrdiff_t>(element_size(type));
+  }
+  /// Address of element 0 of row `slot`; only where load_row is null.
+  [[nodiscard]] constexpr Byte* row(std::size_t slot) const noexcept {
+    if (page_table == nullptr) {
+      return data + static_cast<std::ptrdiff_t>(slot) * slot_stride_bytes;
+    }
+    return data + static_cast<std::ptrdiff_t>(page_table[slot / page_size]) * page_stride_bytes +
+           static_cast<std::ptrdiff_t>(slot % page_size) * slot_stride_bytes;
+  }
+  /// How many slots from `slot` on, at most `limit`, are slot_stride_bytes apart.
+  [[nodiscard]] constexpr std::size_t run_length(std::size_t slot,
+                                                 std::size_t limit) const noexcept {
+    if (page_table == nullptr) return limit;
+    const std::size_t rest = page_size - slot % page_size;
+    return rest < limit ? rest : limit;
+  }
+};
+
+using Rows = BasicRows<const std::byte>;
+using MutableRows = BasicRows<std::byte>;
+
+/// One (layer, KV head) of a cache as it is now. Slots come in ascending position (rule R1).
+template <class Byte>
+struct BasicLane {
+  std::size_t seq_len = 0;  ///< live slots; rows behind are never read (case O-37)
+  BasicRows<Byte> keys;     ///< [seq_len, head_dim]
+  BasicRows<Byte> values;   ///< [seq_len, value_dim]; absent in latent-attention caches
+  /// [seq_len], 0 = padding or out of window; empty = all valid (rule R9).
+  std::span<const std::uint8_t> valid;
+};
+
+using Lane = BasicLane<const std::byte>;
+using MutableLane = BasicLane<std::byte>;
+
+/// A cache that a policy can look at. Lengths may differ between lanes.
+template <class View>
+concept KvCacheView = requires(const View& view, std::size_t layer, std::size_t kv_head) {
+  { view.shape() } -> std::convertible_to<CacheShape>;
+  { view.lane(layer, kv_head) } -> std::same_as<Lane>;
+};
+
+/// A cache whose rows `compact` may move.
+template <class View>
+concept MutableKvCacheView =
+    KvCacheView<View> && requires(const View& view, std::size_t layer, std::size_t kv_head) {
+      { view.mutable_lane(layer, kv_head) } -> std::same_as<MutableLane>;
+    };
+
+/// Any view behind one pointer and two functions, so that what does not depend on the layout is
+/// compiled once. Borrows the view.
+class ViewRef {
+ public:
+  template <KvCacheView View>
+    requires(!std::same_as<View, ViewRef>)
+  explicit ViewRef(const View& view) noexcept
+      : view_(&view),
+        shape_([](const void* v) -> CacheShape { return static_cast<const View*>(v)->shape(); }),
+        lane_([](const void* v, std::size_t layer, std::size_t kv_head) {
+          return static_cast<const View*>(v)->lane(layer, kv_head);
+        }) {}
+
+  [[nodiscard]] CacheShape shape() const { return shape_(view_); }
+  [[nodiscard]] Lane lane(std::size_t layer, std::size_t kv_head) const {
+    return lane_(view_, layer, kv_head);
+  }
+
+ private:
+  const void* view_;
+  CacheShape (*shape_)(const void*);
+  Lane (*lane_)(const void*, std::size_t, std::size_t);
+};
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_CORE_LANE_HPP_

@@ -1,0 +1,175 @@
+#ifndef KVEVICT_CORE_SEQUENCE_HPP_
+#define KVEVICT_CORE_SEQUENCE_HPP_
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/core/keep_mask.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/core/types.hpp"
+
+KVEVICT_NAMESPACE_BEGIN
+
+/// What every policy knows of its sequence: how long it is, which token lies in which slot of
+/// each lane, and where the prompts and the pinned spans are. All of it in positions, so that an
+/// eviction changes slots only.
+class Sequence {
+ public:
+  Sequence(std::string_view owner, const CacheShape& shape, MaskScope scope)
+      : owner_(owner), shape_(shape), scope_(scope), lanes_(shape.num_lanes(scope)) {}
+
+  /// A prompt of `prompt_len` tokens follows what is there already; pinned spans are added to
+  /// those known. Throws InvalidArgument while an earlier prompt is not complete.
+  void begin(std::size_t prompt_len, std::span<const PositionSpan> pinned) {
+    detail::require(pending_prompt_ == 0, owner_, "pending prompt tokens", pending_prompt_,
+                    "left of the prompt before: append them or reset()");
+    prompts_.push_back({to_position(length_), to_position(length_ + prompt_len)});
+    pending_prompt_ = prompt_len;
+    prompt_in_one_piece_ = prompt_len > 0;
+    pinned_.insert(pinned_.end(), pinned.begin(), pinned.end());
+  }
+  /// `count` new tokens at the end of every lane.
+  void append(std::size_t count) {
+    prompt_in_one_piece_ = false;
+    pending_prompt_ -= std::min(pending_prompt_, count);
+    for (Lane& lane : lanes_) {
+      if (lane.evicted) {
+        for (std::size_t i = 0; i < count; ++i) lane.positions.push_back(to_position(length_ + i));
+      }
+      lane.len += count;
+    }
+    length_ += count;
+    step_len_ = count;
+  }
+  /// Tokens that count as appended by themselves: a prompt of which no piece was appended.
+  [[nodiscard]] std::size_t implied_append() const noexcept {
+    return prompt_in_one_piece_ ? pending_prompt_ : 0;
+  }
+  /// Drops what the mask evicts. Its scope may be coarser than this one, not finer.
+  void apply(const KeepMask& mask) {
+    for (std::size_t l = 0; l < lanes_.size(); ++l) {
+      Lane& lane = lanes_[l];
+      if (!lane.evicted) {
+        lane.positions.resize(lane.len);
+        for (std::size_t i = 0; i < lane.len; ++i) lane.positions[i] = to_position(i);
+        lane.evicted = true;
+      }
+      compact_slots(mask, mask_lane(mask, l), lane.positions);
+      lane.len = lane.positions.size();
+    }
+  }
+  /// Forgets every token at position `new_length` and later. Throws if that would grow it.
+  void truncate(std::size_t new_length) {
+    detail::require(new_length <= length_, owner_, "truncate", new_length,
+                    "must not exceed the number of tokens seen");
+    for (std::size_t l = 0; l < lanes_.size(); ++l) {
+      lanes_[l].len = slots_before(l, new_length);
+      if (lanes_[l].evicted) lanes_[l].positions.resize(lanes_[l].len);
+    }
+    length_ = new_length;
+    step_len_ = 0;
+    pending_prompt_ = 0;
+    prompt_in_one_piece_ = false;
+    const Position end = to_position(new_length);
+    for (auto* spans : {&prompts_, &pinned_}) {
+      for (PositionSpan& span : *spans) {
+        span = {std::min(span.first, end), std::min(span.last, end)};
+      }
+    }
+  }
+  void reset() {
+    for (Lane& lane : lanes_) {
+      lane.positions.clear();
+      lane.len = 0;
+      lane.evicted = false;
+    }
+    prompts_.clear();
+    pinned_.clear();
+    length_ = 0;
+    step_len_ = 0;
+    pending_prompt_ = 0;
+    prompt_in_one_piece_ = false;
+  }
+
+  [[nodiscard]] const CacheShape& shape() const noexcept { return shape_; }
+  [[nodiscard]] MaskScope scope() const noexcept { return scope_; }
+  [[nodiscard]] std::string_view owner() const noexcept { return owner_; }
+  [[nodiscard]] std::size_t num_lanes() const noexcept { return lanes_.size(); }
+  /// Tokens seen, evicted ones included: the position of the next token.
+  [[nodiscard]] std::size_t length() const noexcept { return length_; }
+  /// Tokens of the newest append.
+  [[nodiscard]] std::size_t step_len() const noexcept { return step_len_; }
+  /// How many of the newest append's tokens are among the last `window` of the newest prompt.
+  /// They are its newest ones; 0 while decoding.
+  [[nodiscard]] std::size_t step_rows_in_window(std::size_t window) const noexcept {
+    const auto end = static_cast<std::size_t>(prompt().last);
+    if (length_ > end) return 0;
+    const std::size_t behind = end - length_;  // window tokens that are still to come
+    return behind >= window ? 0 : std::min(step_len_, window - behind);
+  }
+  /// Tokens of the newest prompt that have not been appended yet.
+  [[nodiscard]] std::size_t pending_prompt() const noexcept { return pending_prompt_; }
+  [[nodiscard]] bool in_prompt() const noexcept { return pending_prompt_ > 0; }
+  /// The newest prompt; empty where no prompt was begun.
+  [[nodiscard]] PositionSpan prompt() const noexcept {
+    return prompts_.empty() ? PositionSpan{} : prompts_.back();
+  }
+  [[nodiscard]] std::span<const PositionSpan> prompts() const noexcept { return prompts_; }
+  [[nodiscard]] std::span<const PositionSpan> pinned() const noexcept { return pinned_; }
+
+  /// The lane of `mask` that this one's `lane` follows.
+  [[nodiscard]] std::size_t mask_lane(const KeepMask& mask, std::size_t lane) const noexcept {
+    return mask.lane_of(shape_.first_layer(scope_, lane), shape_.first_head(scope_, lane));
+  }
+  [[nodiscard]] std::size_t seq_len(std::size_t lane) const noexcept { return lanes_[lane].len; }
+  [[nodiscard]] std::size_t seq_len(std::size_t layer, std::size_t kv_head) const noexcept {
+    return lanes_[shape_.lane_of(scope_, layer, kv_head)].len;
+  }
+  [[nodiscard]] std::size_t longest_lane() const noexcept {
+    std::size_t longest = 0;
+    for (const Lane& lane : lanes_) longest = std::max(longest, lane.len);
+    return longest;
+  }
+  [[nodiscard]] Position position(std::size_t lane, std::size_t slot) const noexcept {
+    return lanes_[lane].evicted ? lanes_[lane].positions[slot] : to_position(slot);
+  }
+  /// Slots of `lane` whose position is below `position`; they are its first ones (rule R1).
+  [[nodiscard]] std::size_t slots_before(std::size_t lane, std::size_t position) const noexcept {
+    const Lane& here = lanes_[lane];
+    if (!here.evicted) return std::min(here.len, position);
+    const auto end = std::lower_bound(here.positions.begin(), here.positions.end(),
+                                      to_position(position));
+    return static_cast<std::size_t>(end - here.positions.begin());
+  }
+
+ private:
+  struct Lane {
+    std::vector<Position> positions;  // of each slot; only once something was evicted
+    std::size_t len = 0;
+    bool evicted = false;
+  };
+  [[nodiscard]] static constexpr Position to_position(std::size_t index) noexcept {
+    return static_cast<Position>(index);
+  }
+
+  std::string_view owner_;
+  CacheShape shape_;
+  MaskScope scope_;
+  std::vector<Lane> lanes_;
+  std::vector<PositionSpan> prompts_;
+  std::vector<PositionSpan> pinned_;
+  std::size_t length_ = 0;
+  std::size_t step_len_ = 0;
+  std::size_t pending_prompt_ = 0;
+  bool prompt_in_one_piece_ = false;
+};
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_CORE_SEQUENCE_HPP_

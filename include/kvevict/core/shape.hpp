@@ -1,0 +1,62 @@
+#ifndef KVEVICT_CORE_SHAPE_HPP_
+#define KVEVICT_CORE_SHAPE_HPP_
+
+#include <cstddef>
+#include <string_view>
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/core/types.hpp"
+
+KVEVICT_NAMESPACE_BEGIN
+
+/// The fixed numbers of a model's cache. Query head q reads KV head q / group_size() (rule R10).
+struct CacheShape {
+  std::size_t num_layers = 0;
+  std::size_t num_q_heads = 0;
+  std::size_t num_kv_heads = 0;
+  std::size_t head_dim = 0;   ///< elements of one key row
+  std::size_t value_dim = 0;  ///< elements of one value row; 0 means head_dim
+
+  [[nodiscard]] constexpr std::size_t group_size() const noexcept {
+    return num_q_heads / num_kv_heads;
+  }
+  [[nodiscard]] constexpr std::size_t value_size() const noexcept {
+    return value_dim == 0 ? head_dim : value_dim;
+  }
+  /// Rows of decisions that `scope` has in this cache.
+  [[nodiscard]] constexpr std::size_t num_lanes(MaskScope scope) const noexcept {
+    if (scope == MaskScope::kModel) return 1;
+    return scope == MaskScope::kLayer ? num_layers : num_layers * num_kv_heads;
+  }
+  /// The row of decisions that (layer, kv_head) follows.
+  [[nodiscard]] constexpr std::size_t lane_of(MaskScope scope, std::size_t layer,
+                                              std::size_t kv_head) const noexcept {
+    if (scope == MaskScope::kModel) return 0;
+    return scope == MaskScope::kLayer ? layer : layer * num_kv_heads + kv_head;
+  }
+  /// The first layer and KV head that follow `lane`, the inverse of lane_of.
+  [[nodiscard]] constexpr std::size_t first_layer(MaskScope scope, std::size_t lane) const noexcept {
+    return scope == MaskScope::kHead ? lane / num_kv_heads : lane;
+  }
+  [[nodiscard]] constexpr std::size_t first_head(MaskScope scope, std::size_t lane) const noexcept {
+    return scope == MaskScope::kHead ? lane % num_kv_heads : 0;
+  }
+  friend constexpr bool operator==(const CacheShape&, const CacheShape&) = default;
+};
+
+namespace detail {
+
+/// Throws InvalidArgument, naming `where`, unless the shape can exist.
+inline void check_shape(const CacheShape& shape, std::string_view where) {
+  require(shape.num_layers > 0, where, "num_layers", shape.num_layers, "must be > 0");
+  require(shape.num_kv_heads > 0, where, "num_kv_heads", shape.num_kv_heads, "must be > 0");
+  require(shape.head_dim > 0, where, "head_dim", shape.head_dim, "must be > 0");
+  require(shape.num_q_heads > 0 && shape.num_q_heads % shape.num_kv_heads == 0, where,
+          "num_q_heads", shape.num_q_heads, "must be a positive multiple of num_kv_heads");
+}
+
+}  // namespace detail
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_CORE_SHAPE_HPP_

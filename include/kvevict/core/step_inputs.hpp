@@ -1,0 +1,63 @@
+#ifndef KVEVICT_CORE_STEP_INPUTS_HPP_
+#define KVEVICT_CORE_STEP_INPUTS_HPP_
+
+#include <cstddef>
+#include <span>
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/types.hpp"
+
+KVEVICT_NAMESPACE_BEGIN
+
+// What an engine hands over during a step. All of it is borrowed for the length of the call.
+
+/// A read-only float matrix.
+struct MatrixView {
+  const float* data = nullptr;
+  std::size_t rows = 0;
+  std::size_t cols = 0;
+  std::ptrdiff_t row_stride = 0;  ///< in floats
+
+  [[nodiscard]] constexpr const float* row(std::size_t r) const noexcept {
+    return data + static_cast<std::ptrdiff_t>(r) * row_stride;
+  }
+};
+
+/// Softmax rows of the newest `num_rows` tokens of one layer: [num_q_heads, num_rows, seq_len],
+/// where seq_len is that of the query head's KV head, the newest tokens included. Row r is read
+/// only as far as its own token sees: seq_len - (num_rows - 1 - r) entries. Rows are used as
+/// given; they need not sum to 1 (rule R16).
+struct AttentionRows {
+  const float* data = nullptr;
+  std::size_t num_q_heads = 0;
+  std::size_t num_rows = 0;
+  std::ptrdiff_t head_stride = 0;  ///< in floats
+  std::ptrdiff_t row_stride = 0;   ///< in floats; at least the longest seq_len
+};
+
+/// Queries of the newest `num_rows` tokens of one layer, as attention used them (after RoPE):
+/// [num_q_heads, num_rows, head_dim]. The library computes the rows from them and the view:
+/// softmax(cap(scale * q.k)) with a causal corner, over valid slots only.
+struct QueryRows {
+  const float* data = nullptr;
+  std::size_t num_q_heads = 0;
+  std::size_t num_rows = 0;
+  std::ptrdiff_t head_stride = 0;          ///< in floats
+  std::ptrdiff_t row_stride = 0;           ///< in floats
+  float scale = 0.0F;                      ///< 0 means 1 / sqrt(head_dim)
+  float soft_cap = 0.0F;                   ///< logit cap * tanh(logit / cap); 0 means none
+  std::span<const float> sink_logits = {}; ///< [num_q_heads], added to the denominator only
+};
+
+/// Residual stream of the newest `num_rows` tokens after one block: [num_rows, hidden_size].
+struct HiddenRows {
+  const void* data = nullptr;
+  std::size_t num_rows = 0;
+  std::size_t hidden_size = 0;
+  std::ptrdiff_t row_stride_bytes = 0;
+  ElementType type = ElementType::kF32;
+};
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_CORE_STEP_INPUTS_HPP_

@@ -1,0 +1,369 @@
+#ifndef KVEVICT_POLICIES_POLICY_HPP_
+#define KVEVICT_POLICIES_POLICY_HPP_
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <tuple>
+
+#include "kvevict/allocation/allocation.hpp"
+#include "kvevict/config.hpp"
+#include "kvevict/core/counters.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/core/eviction_policy.hpp"
+#include "kvevict/core/keep_mask.hpp"
+#include "kvevict/core/lane.hpp"
+#include "kvevict/core/protection.hpp"
+#include "kvevict/core/scratch.hpp"
+#include "kvevict/core/sequence.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/core/step_inputs.hpp"
+#include "kvevict/core/types.hpp"
+#include "kvevict/kernels/kernels.hpp"
+#include "kvevict/scoring/attention_rows.hpp"
+#include "kvevict/selection/pool_selection.hpp"
+
+KVEVICT_NAMESPACE_BEGIN
+
+/// When a policy wants to cut.
+enum class Trigger : std::uint8_t {
+  kEveryStep,    ///< whenever a lane exceeds its budget, between chunks of a prompt too
+  kDecodeSteps,  ///< the same, but never inside a prompt
+  kPrefillEnd,   ///< once after each prompt
+};
+
+/// What a method sees when it scores.
+struct ScoreInput {
+  const ViewRef& view;
+  const Sequence& sequence;
+  const kernels::KernelSet& kernel;
+  Scratch& scratch;  ///< memory that is kept between calls
+};
+
+/// What a method has to say for Policy<Method> to be a policy: its options and the stages of its
+/// composition. Everything that has a life over steps and slots is listed by state(), so the
+/// driver renumbers, rolls back and forgets it; a method has no lifecycle of its own.
+///
+/// Optional members: begin(sequence); observe_rows(group_rows, sequence, kernel) with
+/// wanted_rows(sequence, layer) and end_layer(layer, sequence, kernel); observe_hidden(layer,
+/// rows, sequence, kernel) with wants_hidden(layer); observe_cache(input), once a step; score(input,
+/// lane, out), without which every candidate is equal; normalise(lanes, input), run over all lanes
+/// of a pool before selection. The observe members return how many samples were not finite.
+template <class Method>
+concept PolicyMethod =
+    requires(Method& method, const Method& constant, const Sequence& sequence) {
+      typename Method::Options;
+      { Method::kName } -> std::convertible_to<std::string_view>;
+      { Method::kRequiredInputs } -> std::convertible_to<Inputs>;
+      { Method::kAttentionUse } -> std::convertible_to<AttentionUse>;
+      { constant.scope() } -> std::same_as<MaskScope>;
+      { constant.trigger() } -> std::same_as<Trigger>;
+      { constant.protection(sequence) } -> std::same_as<Protection>;
+      { constant.allocation(sequence) } -> std::same_as<Allocation>;
+      method.state();
+    };
+
+/// An eviction policy for one sequence: the life of a cache, the same for every method.
+///
+///   begin -> [append, observe_*]... -> end_prefill -> ([append, observe_*], should_evict,
+///   select, apply)... -> truncate / begin again / reset
+///
+/// Copying the object forks the sequence. One object per sequence and thread. Only the
+/// constructor and the O(1) shape checks of each call throw (InvalidArgument).
+template <PolicyMethod Method>
+class Policy {
+ public:
+  using Options = typename Method::Options;
+  static constexpr std::string_view kName = Method::kName;
+  static constexpr Inputs kRequiredInputs = Method::kRequiredInputs;
+  static constexpr AttentionUse kAttentionUse = Method::kAttentionUse;
+
+  /// Throws InvalidArgument naming the method, the field and its value.
+  Policy(const Options& options, const CacheShape& shape,
+         const kernels::KernelSet& kernel = kernels::best())
+      : shape_((detail::check_shape(shape, kName), shape)),
+        kernel_(&kernel),
+        method_(options, shape),
+        sequence_(kName, shape, method_.scope()) {
+    detail::check_allocation(method_.allocation(sequence_), method_.protection(sequence_), shape,
+                             kName);
+  }
+
+  /// Announces a prompt of `prompt_len` tokens, the first or a further one of the sequence.
+  /// `pinned` positions always stay. A prompt that is fed in one piece needs no append.
+  void begin(std::size_t prompt_len, std::span<const PositionSpan> pinned = {}) {
+    sequence_.begin(prompt_len, pinned);
+    prefill_ended_ = false;
+    if constexpr (requires { method_.begin(sequence_); }) method_.begin(sequence_);
+  }
+
+  /// `count` tokens were written to the end of every lane: a chunk of a prompt, a decode step, or
+  /// several drafted tokens. Comes before the observe calls of the same step.
+  void append(std::size_t count) {
+    sequence_.append(count);
+    each_state([&](auto& state) { state.append(count); });
+    ++counters_.steps;
+  }
+
+  /// How many of the newest tokens' attention rows this step needs of `layer`; 0: none.
+  [[nodiscard]] std::size_t wanted_attention_rows(std::size_t layer) const {
+    if constexpr (kAttentionUse == AttentionUse::kNone) {
+      return 0;
+    } else {
+      return std::min(step_len(), method_.wanted_rows(sequence_, layer));
+    }
+  }
+  [[nodiscard]] bool wants_attention(std::size_t layer) const {
+    return wanted_attention_rows(layer) > 0;
+  }
+  /// Whether the hidden states after block `layer` are needed.
+  [[nodiscard]] bool wants_hidden(std::size_t layer) const {
+    if constexpr (requires { method_.wants_hidden(layer); }) {
+      return method_.wants_hidden(layer);
+    } else {
+      return false;
+    }
+  }
+
+  /// Softmax rows of the newest tokens. More rows than wanted may be given; the newest are used.
+  void observe_attention(std::size_t layer, const AttentionRows& rows)
+    requires(kAttentionUse != AttentionUse::kNone)
+  {
+    append_implied();
+    const std::size_t wanted = wanted_attention_rows(layer);
+    if (wanted == 0) return;
+    check_rows(layer, rows.num_q_heads, rows.num_rows, wanted);
+    detail::require(static_cast<std::size_t>(rows.row_stride) >= longest_lane(layer), kName,
+                    "AttentionRows.row_stride", rows.row_stride, "must cover the longest lane");
+    for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
+      visit_given_rows(rows, shape_, layer, head, sequence_.seq_len(layer, head),
+                       sequence_.length(), wanted,
+                       [&](const GroupRows& group) { observe_group(group); });
+    }
+    end_layer(layer);
+  }
+  /// Queries of the newest tokens, whose rows are computed from the view: the same as handing
+  /// over the rows.
+  template <KvCacheView View>
+  void observe_queries(std::size_t layer, const QueryRows& queries, const View& view)
+    requires(kAttentionUse != AttentionUse::kNone)
+  {
+    append_implied();
+    const std::size_t wanted = wanted_attention_rows(layer);
+    if (wanted == 0) return;
+    check_rows(layer, queries.num_q_heads, queries.num_rows, wanted);
+    for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
+      const Lane lane = view.lane(layer, head);
+      check_lane(lane, layer, head);
+      rows_from_queries_.visit(queries, shape_, layer, head, lane, sequence_.length(), wanted,
+                               *kernel_, [&](const GroupRows& group) { observe_group(group); });
+    }
+    end_layer(layer);
+  }
+  /// Hidden states of the newest tokens after block `layer`.
+  void observe_hidden(std::size_t layer, const HiddenRows& rows)
+    requires requires(Method& m, const Sequence& s, const kernels::KernelSet& k) {
+      m.observe_hidden(layer, rows, s, k);
+    }
+  {
+    append_implied();
+    detail::require(layer < shape_.num_layers, kName, "layer", layer, "must be < num_layers");
+    counters_.non_finite += method_.observe_hidden(layer, rows, sequence_, *kernel_);
+  }
+
+  /// The newest tokens' K and V of every layer are in the cache: once a step, for policies that
+  /// score a token from its own K or V when it arrives. Does nothing for the others.
+  template <KvCacheView View>
+  void observe_cache(const View& view) {
+    if constexpr (requires(const ScoreInput& input) { method_.observe_cache(input); }) {
+      append_implied();
+      const ViewRef ref = as_ref(view);
+      check_view(ref);
+      counters_.non_finite +=
+          method_.observe_cache(ScoreInput{ref, sequence_, *kernel_, scratch_});
+    }
+  }
+  /// Whether observe_cache does anything.
+  [[nodiscard]] static constexpr bool wants_cache() noexcept {
+    return requires(Method& m, const ScoreInput& input) { m.observe_cache(input); };
+  }
+
+  /// The prompt is complete and attended.
+  template <KvCacheView View>
+  void end_prefill(const View& view) {
+    if (sequence_.pending_prompt() > 0) append(sequence_.pending_prompt());
+    check_view(as_ref(view));
+    prefill_ended_ = true;
+  }
+
+  /// Whether select would evict now. Cheap; needs no view.
+  [[nodiscard]] bool should_evict() const {
+    if (!triggered()) return false;
+    const Allocation allocation = method_.allocation(sequence_);
+    const bool extra = method_.protection(sequence_).after_prompt;
+    for (std::size_t lane = 0; lane < sequence_.num_lanes(); ++lane) {
+      const std::size_t len = extra ? detail::len_without_decode(sequence_, lane)
+                                    : sequence_.seq_len(lane);
+      if (len > allocation.lane_budget(shape_, len)) return true;
+    }
+    return false;
+  }
+
+  /// What to keep, to be executed after every layer of the step attended. Changes nothing but
+  /// scratch memory (rule R11); the mask is valid until the next call on this object.
+  template <KvCacheView View>
+  [[nodiscard]] const KeepMask& select(const View& view) const {
+    const auto ref = as_ref(view);
+    check_view(ref);
+    const Allocation allocation = method_.allocation(sequence_);
+    const ScoreInput input{ref, sequence_, *kernel_, scratch_};
+    selection_.run(
+        sequence_, ref, allocation, method_.protection(sequence_),
+        [&](ScoredLane& lane) {
+          if constexpr (requires { method_.score(input, lane.lane, lane.scores); }) {
+            method_.score(input, lane.lane, lane.scores);
+          } else {
+            std::fill(lane.scores.begin(), lane.scores.end(), 0.0F);
+          }
+        },
+        [&](std::span<ScoredLane> lanes) {
+          if constexpr (requires { method_.normalise(lanes, input); }) {
+            method_.normalise(lanes, input);
+          }
+        });
+    return selection_.mask();
+  }
+
+  /// The mask was executed: the one place where slots are renumbered. A mask that covers several
+  /// lanes of this policy (a projected one) is accepted. Throws if its lengths do not fit.
+  void apply(const KeepMask& mask) {
+    detail::require(mask.num_layers() == shape_.num_layers &&
+                        mask.num_kv_heads() == shape_.num_kv_heads &&
+                        mask.num_lanes() <= sequence_.num_lanes(),
+                    kName, "KeepMask.num_lanes", mask.num_lanes(), "must fit the policy's scope");
+    for (std::size_t lane = 0; lane < sequence_.num_lanes(); ++lane) {
+      const std::size_t len = mask.lane_len(sequence_.mask_lane(mask, lane));
+      detail::require(len == sequence_.seq_len(lane), kName, "KeepMask.seq_len", len,
+                      "must be the number of slots that the policy knows");
+    }
+    sequence_.apply(mask);
+    each_state([&](auto& state) { state.apply(mask); });
+    prefill_ended_ = false;
+    ++counters_.firings;
+    counters_.evicted += mask.total_evicted();
+    counters_.kept = mask.total_count();
+    counters_.protected_entries = selection_.report().protected_entries;
+    counters_.non_finite += selection_.report().non_finite;
+    counters_.budget_not_reached += selection_.report().budget_not_reached ? 1 : 0;
+  }
+
+  /// Forgets every token at position `new_length` and later (speculative decoding, an edit); what
+  /// accumulated scores took from them stays. Throws if `new_length` exceeds length().
+  void truncate(std::size_t new_length) {
+    sequence_.truncate(new_length);
+    each_state([&](auto& state) { state.truncate(sequence_); });
+  }
+  /// Back to the state after construction, memory kept: the next request.
+  void reset() {
+    sequence_.reset();
+    each_state([](auto& state) { state.reset(); });
+    prefill_ended_ = false;
+    counters_ = {};
+  }
+
+  /// Tokens seen, evicted ones included.
+  [[nodiscard]] std::size_t length() const noexcept { return sequence_.length(); }
+  [[nodiscard]] const Sequence& sequence() const noexcept { return sequence_; }
+  [[nodiscard]] const Counters& counters() const noexcept { return counters_; }
+  [[nodiscard]] const Method& method() const noexcept { return method_; }
+
+ private:
+  template <KvCacheView View>
+  [[nodiscard]] static ViewRef as_ref(const View& view) noexcept {
+    if constexpr (std::same_as<View, ViewRef>) {
+      return view;
+    } else {
+      return ViewRef(view);
+    }
+  }
+  template <class Visit>
+  void each_state(Visit&& visit) {
+    std::apply([&](auto&... state) { (visit(state), ...); }, method_.state());
+  }
+  void append_implied() {
+    if (const std::size_t count = sequence_.implied_append(); count > 0) append(count);
+  }
+  [[nodiscard]] std::size_t step_len() const noexcept {
+    const std::size_t implied = sequence_.implied_append();
+    return implied > 0 ? implied : sequence_.step_len();
+  }
+  [[nodiscard]] bool triggered() const noexcept {
+    switch (method_.trigger()) {
+      case Trigger::kPrefillEnd:
+        return prefill_ended_;
+      case Trigger::kDecodeSteps:
+        return !sequence_.in_prompt() &&
+               sequence_.length() > static_cast<std::size_t>(sequence_.prompt().last);
+      case Trigger::kEveryStep:
+        break;
+    }
+    return true;
+  }
+  void observe_group(const GroupRows& group) {
+    counters_.non_finite += method_.observe_rows(group, sequence_, *kernel_);
+  }
+  void end_layer(std::size_t layer) {
+    if constexpr (requires { method_.end_layer(layer, sequence_, *kernel_); }) {
+      counters_.non_finite += method_.end_layer(layer, sequence_, *kernel_);
+    }
+  }
+  [[nodiscard]] std::size_t longest_lane(std::size_t layer) const noexcept {
+    std::size_t longest = 0;
+    for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
+      longest = std::max(longest, sequence_.seq_len(layer, head));
+    }
+    return longest;
+  }
+  void check_rows(std::size_t layer, std::size_t num_q_heads, std::size_t num_rows,
+                  std::size_t wanted) const {
+    detail::require(layer < shape_.num_layers, kName, "layer", layer, "must be < num_layers");
+    detail::require(num_q_heads == shape_.num_q_heads, kName, "num_q_heads", num_q_heads,
+                    "must be that of the shape");
+    detail::require(num_rows >= wanted, kName, "num_rows", num_rows,
+                    "must be at least wanted_attention_rows()");
+  }
+  void check_lane(const Lane& lane, std::size_t layer, std::size_t head) const {
+    detail::require(lane.seq_len == sequence_.seq_len(layer, head), kName, "view seq_len",
+                    lane.seq_len,
+                    "must be the number of slots that the policy knows (append, apply or reset "
+                    "missing?)");
+    detail::require(lane.valid.empty() || lane.valid.size() >= lane.seq_len, kName,
+                    "Lane.valid.size()", lane.valid.size(), "must be 0 or seq_len");
+  }
+  void check_view(const ViewRef& view) const {
+    detail::require(view.shape() == shape_, kName, "view shape num_layers",
+                    view.shape().num_layers, "or another field differs from the policy's shape");
+    for (std::size_t lane = 0; lane < sequence_.num_lanes(); ++lane) {
+      const std::size_t layer = shape_.first_layer(sequence_.scope(), lane);
+      const std::size_t head = shape_.first_head(sequence_.scope(), lane);
+      check_lane(view.lane(layer, head), layer, head);
+    }
+  }
+
+  CacheShape shape_;
+  const kernels::KernelSet* kernel_;
+  Method method_;
+  Sequence sequence_;
+  Counters counters_;
+  bool prefill_ended_ = false;
+  RowsFromQueries rows_from_queries_;
+  mutable Scratch scratch_;
+  mutable PoolSelection selection_;
+};
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_POLICIES_POLICY_HPP_

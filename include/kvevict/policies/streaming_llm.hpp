@@ -1,0 +1,56 @@
+#ifndef KVEVICT_POLICIES_STREAMING_LLM_HPP_
+#define KVEVICT_POLICIES_STREAMING_LLM_HPP_
+
+#include <cstddef>
+#include <string_view>
+#include <tuple>
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/policies/policy.hpp"
+
+KVEVICT_NAMESPACE_BEGIN
+
+struct StreamingLLMOptions {
+  std::size_t num_sink_tokens = 4;   ///< first tokens that always stay (paper: start)
+  std::size_t recent_window = 1020;  ///< newest tokens that always stay
+};
+
+/// Attention sinks and the newest tokens (StreamingLLM, arXiv 2309.17453, section 3.2): keeps
+/// slots [0, num_sink_tokens) and the last recent_window, one set for all layers and heads.
+///
+/// The authors cache keys before rotary embedding and rotate them by their index in the cache.
+/// Masks cannot do that; an engine that wants it gets the new positions from for_each_rerotation.
+class StreamingLLMMethod {
+ public:
+  using Options = StreamingLLMOptions;
+  static constexpr std::string_view kName = "StreamingLLM";
+  static constexpr Inputs kRequiredInputs = Inputs::kNothing;
+  static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
+
+  StreamingLLMMethod(const Options& options, const CacheShape& /*shape*/) : options_(options) {
+    detail::require(options.num_sink_tokens + options.recent_window > 0, kName, "recent_window",
+                    options.recent_window, "must be > 0 where num_sink_tokens is 0");
+  }
+
+  [[nodiscard]] MaskScope scope() const noexcept { return MaskScope::kModel; }
+  [[nodiscard]] Trigger trigger() const noexcept { return Trigger::kEveryStep; }
+  [[nodiscard]] Protection protection(const Sequence& /*sequence*/) const noexcept {
+    return {.num_sink_tokens = options_.num_sink_tokens, .recent_window = options_.recent_window};
+  }
+  [[nodiscard]] Allocation allocation(const Sequence& /*sequence*/) const noexcept {
+    return {.budget = options_.num_sink_tokens + options_.recent_window};
+  }
+  [[nodiscard]] std::tuple<> state() noexcept { return {}; }
+
+ private:
+  Options options_;
+};
+
+using StreamingLLM = Policy<StreamingLLMMethod>;
+
+static_assert(EvictionPolicy<StreamingLLM>);
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_POLICIES_STREAMING_LLM_HPP_

@@ -1,0 +1,135 @@
+#ifndef KVEVICT_SCORING_ATTENTION_COLUMNS_HPP_
+#define KVEVICT_SCORING_ATTENTION_COLUMNS_HPP_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/keep_mask.hpp"
+#include "kvevict/core/sequence.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/core/slot_array.hpp"
+#include "kvevict/kernels/kernel_set.hpp"
+#include "kvevict/scoring/attention_rows.hpp"
+
+KVEVICT_NAMESPACE_BEGIN
+
+/// How the rows of a column come together.
+enum class RowReduce : std::uint8_t {
+  kSum,      ///< sum over rows
+  kSquares,  ///< sum of squares over rows: the column's L2 norm, squared
+  kMax,      ///< largest entry
+};
+
+/// When the query heads of a group come together, and which arrays are left.
+enum class HeadReduce : std::uint8_t {
+  kNone,            ///< not here: one array per query head
+  kGroupMean,       ///< mean over the group, row by row, before rows are reduced; per KV head
+  kLayerMean,       ///< the same over all query heads of the layer; one array per layer
+  kGroupProducts,   ///< sum over rows of a_h * a_h' for each pair h <= h' of the group
+};
+
+/// Per-slot statistics of attention columns, accumulated row by row over as many calls as come:
+/// the row and head reduction of every attention policy.
+class AttentionColumns {
+ public:
+  AttentionColumns(const CacheShape& shape, RowReduce rows, HeadReduce heads)
+      : shape_(shape),
+        row_reduce_(rows),
+        head_reduce_(heads),
+        columns_(shape, heads == HeadReduce::kLayerMean ? MaskScope::kLayer : MaskScope::kHead,
+                 arrays_per_lane(shape, heads)) {}
+
+  /// Adds the rows of one KV group; returns how many entries were not finite (rule R19).
+  /// The mean over a layer with kSquares or kMax is not defined by any policy and not offered.
+  std::size_t observe(const GroupRows& rows, const kernels::KernelSet& kernel) {
+    std::size_t non_finite = 0;
+    const auto group = static_cast<float>(rows.group_size);
+    for (std::size_t r = 0; r < rows.num_rows; ++r) {
+      const std::size_t n = rows.visible(r);
+      if (head_reduce_ == HeadReduce::kGroupProducts) {
+        std::size_t pair = 0;
+        for (std::size_t h = 0; h < rows.group_size; ++h) {
+          for (std::size_t other = h; other < rows.group_size; ++other, ++pair) {
+            non_finite +=
+                kernel.add_product(1.0F, rows.row(h, r), rows.row(other, r), n,
+                                   columns_.of(rows.layer, rows.kv_head, pair).data());
+          }
+        }
+      } else if (head_reduce_ == HeadReduce::kNone) {
+        for (std::size_t h = 0; h < rows.group_size; ++h) {
+          non_finite += reduce_row(kernel, 1.0F, rows.row(h, r), n,
+                                   columns_.of(rows.layer, rows.kv_head, h).data());
+        }
+      } else if (row_reduce_ == RowReduce::kSum) {
+        // Sums commute: each head goes straight into the mean.
+        const float share = head_reduce_ == HeadReduce::kGroupMean
+                                ? 1.0F / group
+                                : 1.0F / static_cast<float>(shape_.num_q_heads);
+        for (std::size_t h = 0; h < rows.group_size; ++h) {
+          non_finite += kernel.add(share, rows.row(h, r), n,
+                                   columns_.of(rows.layer, rows.kv_head).data());
+        }
+      } else {
+        mean_.assign(n, 0.0F);
+        for (std::size_t h = 0; h < rows.group_size; ++h) {
+          non_finite += kernel.add(1.0F / group, rows.row(h, r), n, mean_.data());
+        }
+        non_finite += reduce_row(kernel, 1.0F, mean_.data(), n,
+                                 columns_.of(rows.layer, rows.kv_head).data());
+      }
+    }
+    return non_finite;
+  }
+
+  /// [seq_len] statistics of a KV head's `index`-th array: its query heads, its pairs in the order
+  /// (0,0), (0,1), .., (1,1), .., or the only one.
+  [[nodiscard]] std::span<const float> of(std::size_t layer, std::size_t kv_head,
+                                          std::size_t index = 0) const noexcept {
+    return columns_.at(shape_.lane_of(columns_.scope(), layer, kv_head), index);
+  }
+  [[nodiscard]] std::size_t arrays_per_kv_head() const noexcept {
+    return columns_.arrays_per_lane();
+  }
+
+  /// Starts over with the slots that are there.
+  void clear() noexcept { columns_.fill(0.0F); }
+
+  void append(std::size_t count) { columns_.append(count); }
+  void apply(const KeepMask& mask) { columns_.apply(mask); }
+  void truncate(const Sequence& sequence) { columns_.truncate(sequence); }
+  void reset() noexcept { columns_.reset(); }
+
+ private:
+  [[nodiscard]] static std::size_t arrays_per_lane(const CacheShape& shape,
+                                                   HeadReduce heads) noexcept {
+    const std::size_t group = shape.group_size();
+    if (heads == HeadReduce::kNone) return group;
+    return heads == HeadReduce::kGroupProducts ? group * (group + 1) / 2 : 1;
+  }
+  std::size_t reduce_row(const kernels::KernelSet& kernel, float factor, const float* row,
+                         std::size_t n, float* column) const noexcept {
+    switch (row_reduce_) {
+      case RowReduce::kSquares:
+        return kernel.add_squared(factor, row, n, column);
+      case RowReduce::kMax:
+        return kernel.take_max(factor, row, n, column);
+      case RowReduce::kSum:
+        break;
+    }
+    return kernel.add(factor, row, n, column);
+  }
+
+  CacheShape shape_;
+  RowReduce row_reduce_;
+  HeadReduce head_reduce_;
+  SlotArray columns_;
+  std::vector<float> mean_;
+};
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_SCORING_ATTENTION_COLUMNS_HPP_

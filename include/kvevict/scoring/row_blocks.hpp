@@ -1,0 +1,55 @@
+#ifndef KVEVICT_SCORING_ROW_BLOCKS_HPP_
+#define KVEVICT_SCORING_ROW_BLOCKS_HPP_
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/lane.hpp"
+#include "kvevict/kernels/kernel_set.hpp"
+
+KVEVICT_NAMESPACE_BEGIN
+
+/// Presents the rows of slots [first, last) to a kernel, block by block: visit(block, slot) with
+/// `slot` the block's first one. Rows that lie contiguous in memory are passed in place, a page or
+/// the whole lane at a time; transposed rows and rows behind a callback are first widened into
+/// `scratch`, which is kept for the next call. A row's elements are the same either way, so a
+/// kernel that looks at one row at a time gives the same bits for every layout.
+template <class Visit>
+void for_each_row_block(const Rows& rows, std::size_t dim, std::size_t first, std::size_t last,
+                        const kernels::KernelSet& kernel, std::vector<float>& scratch,
+                        Visit&& visit) {
+  constexpr std::size_t kGathered = 64;
+  const bool in_place = rows.load_row == nullptr && rows.row_is_contiguous();
+  if (!in_place) scratch.resize(std::max(scratch.size(), kGathered * dim));
+  for (std::size_t slot = first; slot < last;) {
+    if (in_place) {
+      const std::size_t count = rows.run_length(slot, last - slot);
+      visit(kernels::RowBlock{rows.row(slot), rows.slot_stride_bytes, count, dim, rows.type}, slot);
+      slot += count;
+      continue;
+    }
+    const std::size_t count = std::min(kGathered, last - slot);
+    for (std::size_t i = 0; i < count; ++i) {
+      float* row = scratch.data() + i * dim;
+      if (rows.load_row != nullptr) {
+        rows.load_row(rows.cache, rows.layer, rows.kv_head, slot + i, row);
+        continue;
+      }
+      const std::byte* source = rows.row(slot + i);
+      for (std::size_t c = 0; c < dim; ++c) {
+        kernel.widen(source + static_cast<std::ptrdiff_t>(c) * rows.dim_stride_bytes, rows.type, 1,
+                     row + c);
+      }
+    }
+    visit(kernels::RowBlock{scratch.data(), static_cast<std::ptrdiff_t>(dim * sizeof(float)), count,
+                            dim, ElementType::kF32},
+          slot);
+    slot += count;
+  }
+}
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_SCORING_ROW_BLOCKS_HPP_

@@ -1,0 +1,232 @@
+#ifndef KVEVICT_SELECTION_POOL_SELECTION_HPP_
+#define KVEVICT_SELECTION_POOL_SELECTION_HPP_
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "kvevict/allocation/allocation.hpp"
+#include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/core/keep_mask.hpp"
+#include "kvevict/core/lane.hpp"
+#include "kvevict/core/protection.hpp"
+#include "kvevict/core/scratch.hpp"
+#include "kvevict/core/sequence.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/selection/top_k.hpp"
+
+KVEVICT_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// Slots of a lane up to the end of the newest prompt: what the budget of a policy is for that
+/// keeps decoded tokens on top of it.
+[[nodiscard]] inline std::size_t len_without_decode(const Sequence& sequence,
+                                                    std::size_t lane) noexcept {
+  return sequence.slots_before(lane, static_cast<std::size_t>(sequence.prompt().last));
+}
+
+/// Rule R7 and R15: what can be known at construction is refused there.
+inline void check_allocation(const Allocation& allocation, const Protection& protection,
+                             const CacheShape& shape, std::string_view where) {
+  if (!allocation.budget.is_tokens() && !allocation.budget.is_total()) return;
+  const std::size_t lane_budget = allocation.lane_budget(shape, 0);
+  const std::size_t reserved =
+      allocation.protected_extra ? 0 : protection.num_sink_tokens + protection.recent_window;
+  require(lane_budget >= reserved, where, "budget", allocation.budget.count(),
+          "must cover the sinks and the recent window");
+  require(lane_budget >= allocation.min_keep, where, "budget", allocation.budget.count(),
+          "must cover min_keep in every lane");
+}
+
+}  // namespace detail
+
+/// The last stages of every policy: protect, allocate, select. Turns scores into a mask, pool by
+/// pool; owns the memory that this takes.
+class PoolSelection {
+ public:
+  /// What the newest run found, entries over all layers and KV heads.
+  struct Report {
+    std::size_t protected_entries = 0;
+    std::size_t non_finite = 0;
+    bool budget_not_reached = false;
+  };
+
+  /// @param score      score(lane): fills lane.scores for one lane; called only where there is
+  ///                   something to choose
+  /// @param normalise  normalise(lanes): after all lanes of a pool have scores; may change scores
+  ///                   and may take candidates away, which then go even if the budget has room
+  template <class Score, class Normalise>
+  void run(const Sequence& sequence, const ViewRef& view, const Allocation& allocation,
+           const Protection& protection, Score&& score, Normalise&& normalise) {
+    const CacheShape& shape = sequence.shape();
+    const std::size_t num_lanes = sequence.num_lanes();
+    mask_.reset(sequence.scope(), shape.num_layers, shape.num_kv_heads);
+    for (std::size_t l = 0; l < num_lanes; ++l) mask_.add_lane(sequence.seq_len(l));
+    report_ = {};
+    const std::size_t pools = allocation.num_pools(shape, num_lanes);
+    const std::size_t lanes_per_pool = num_lanes / pools;
+    for (std::size_t pool = 0; pool < pools; ++pool) {
+      run_pool(sequence, view, allocation, protection, pool * lanes_per_pool, lanes_per_pool,
+               allocation.remainder(shape, num_lanes, pool), score, normalise);
+    }
+    const std::size_t shared_by = shape.num_layers * shape.num_kv_heads / num_lanes;
+    report_.protected_entries *= shared_by;
+  }
+
+  [[nodiscard]] const KeepMask& mask() const noexcept { return mask_; }
+  [[nodiscard]] const Report& report() const noexcept { return report_; }
+
+ private:
+  template <class Score, class Normalise>
+  void run_pool(const Sequence& sequence, const ViewRef& view, const Allocation& allocation,
+                const Protection& protection, std::size_t first_lane, std::size_t num_lanes,
+                std::size_t remainder, Score&& score, Normalise&& normalise) {
+    const CacheShape& shape = sequence.shape();
+    std::size_t total_words = 0;
+    std::size_t total_slots = 0;
+    for (std::size_t l = first_lane; l < first_lane + num_lanes; ++l) {
+      total_words += mask_.words(l).size();
+      total_slots += mask_.lane_len(l);
+    }
+    candidates_.assign(total_words, 0);
+    lanes_.clear();
+    std::size_t quota = remainder;
+    std::size_t held = 0;
+    std::size_t num_candidates = 0;
+    std::size_t word = 0;
+    std::size_t slot = 0;
+    const std::span<float> scores = scores_.floats(0, total_slots);
+    for (std::size_t l = first_lane; l < first_lane + num_lanes; ++l) {
+      const std::span<std::uint64_t> keep = mask_.words(l);
+      const std::span<std::uint64_t> candidates(candidates_.data() + word, keep.size());
+      const Lane lane = view.lane(shape.first_layer(sequence.scope(), l),
+                                  shape.first_head(sequence.scope(), l));
+      const std::size_t lane_budget = protect(sequence, lane, l, allocation, protection, keep,
+                                              candidates);
+      const std::size_t reserved = detail::count_bits(keep);
+      report_.protected_entries += reserved;
+      quota += std::min(lane_budget, std::numeric_limits<std::size_t>::max() - quota);
+      held += allocation.protected_extra ? 0 : reserved - after_prompt_kept_;
+      num_candidates += detail::count_bits(candidates);
+      lanes_.push_back({l, scores.subspan(slot, mask_.lane_len(l)), candidates, keep});
+      word += keep.size();
+      slot += mask_.lane_len(l);
+    }
+    if (held > quota) report_.budget_not_reached = true;
+    quota = quota > held ? quota - held : 0;
+    if (quota > 0 && quota < num_candidates) {
+      for (ScoredLane& lane : lanes_) {
+        score(lane);
+        detail::for_each_bit(lane.candidates, [&](std::size_t s) {
+          if (!std::isfinite(lane.scores[s])) ++report_.non_finite;
+        });
+      }
+      normalise(std::span<ScoredLane>(lanes_));
+      quota -= keep_floor(allocation, quota);
+    }
+    select_top_k(lanes_, quota);
+  }
+
+  // Marks what stays anyway in `keep`, and everything else that is valid in `candidates`; returns
+  // the lane's budget.
+  std::size_t protect(const Sequence& sequence, const Lane& lane, std::size_t l,
+                      const Allocation& allocation, const Protection& protection,
+                      std::span<std::uint64_t> keep, std::span<std::uint64_t> candidates) {
+    const std::size_t len = mask_.lane_len(l);
+    const auto set = [](std::span<std::uint64_t> bits, std::size_t s) {
+      bits[s / 64] |= std::uint64_t{1} << (s % 64);
+    };
+    std::size_t num_valid = len;
+    if (lane.valid.empty()) {
+      for (std::size_t w = 0; w < candidates.size(); ++w) {
+        const std::size_t rest = len - w * 64;
+        candidates[w] = rest >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << rest) - 1;
+      }
+    } else {
+      for (std::size_t s = 0; s < len; ++s) {
+        if (lane.valid[s] != 0) set(candidates, s);
+      }
+      num_valid = detail::count_bits(candidates);
+    }
+    const auto take = [&](std::size_t s) {
+      const std::uint64_t bit = std::uint64_t{1} << (s % 64);
+      if ((candidates[s / 64] & bit) == 0) return false;
+      candidates[s / 64] &= ~bit;
+      keep[s / 64] |= bit;
+      return true;
+    };
+    const auto take_span = [&](const PositionSpan& span) {
+      const std::size_t last = sequence.slots_before(l, static_cast<std::size_t>(span.last));
+      std::size_t s = sequence.slots_before(l, static_cast<std::size_t>(span.first));
+      for (; s < last; ++s) take(s);
+    };
+    after_prompt_kept_ = 0;
+    std::size_t end = len;
+    if (protection.after_prompt) {
+      end = detail::len_without_decode(sequence, l);
+      for (std::size_t s = end; s < len; ++s) after_prompt_kept_ += take(s) ? 1 : 0;
+      num_valid -= after_prompt_kept_;
+    }
+    for (const PositionSpan& span : sequence.pinned()) take_span(span);
+    if (protection.prompt) {
+      for (const PositionSpan& span : sequence.prompts()) take_span(span);
+    }
+    // Windows come in slots that are still free only where the budget has room for them.
+    const std::size_t lane_budget = allocation.lane_budget(sequence.shape(), num_valid);
+    const std::size_t spans = detail::count_bits(keep) - after_prompt_kept_;
+    std::size_t room = allocation.protected_extra ? len
+                       : lane_budget > spans      ? lane_budget - spans
+                                                  : 0;
+    take_window(protection.recent_window, end, room, lane.valid, [](std::size_t i, std::size_t n) {
+      return n - 1 - i;
+    }, take);
+    take_window(protection.num_sink_tokens, end, room, lane.valid,
+                [](std::size_t i, std::size_t) { return i; }, take);
+    return lane_budget;
+  }
+
+  // Takes the first `count` valid slots of [0, end) in the given order, at most `room` new ones.
+  template <class Order, class Take>
+  static void take_window(std::size_t count, std::size_t end, std::size_t& room,
+                          std::span<const std::uint8_t> valid, Order&& order, Take&& take) {
+    for (std::size_t i = 0; i < end && count > 0 && room > 0; ++i) {
+      const std::size_t slot = order(i, end);
+      if (!valid.empty() && valid[slot] == 0) continue;
+      --count;
+      if (take(slot)) --room;
+    }
+  }
+
+  // Gives every lane its minimum first (rule R15); returns how much of the quota that took.
+  std::size_t keep_floor(const Allocation& allocation, std::size_t quota) {
+    std::size_t taken = 0;
+    for (ScoredLane& lane : lanes_) {
+      const std::size_t before = detail::count_bits(lane.keep);
+      if (before >= allocation.min_keep) continue;
+      const std::size_t want = std::min(allocation.min_keep - before, quota - taken);
+      select_top_k({&lane, 1}, want);
+      taken += detail::count_bits(lane.keep) - before;
+      for (std::size_t w = 0; w < lane.keep.size(); ++w) lane.candidates[w] &= ~lane.keep[w];
+    }
+    return taken;
+  }
+
+  KeepMask mask_;
+  Report report_;
+  std::vector<std::uint64_t> candidates_;
+  std::vector<ScoredLane> lanes_;
+  Scratch scores_;
+  std::size_t after_prompt_kept_ = 0;
+};
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_SELECTION_POOL_SELECTION_HPP_

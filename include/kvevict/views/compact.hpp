@@ -1,0 +1,96 @@
+#ifndef KVEVICT_VIEWS_COMPACT_HPP_
+#define KVEVICT_VIEWS_COMPACT_HPP_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/core/keep_mask.hpp"
+#include "kvevict/core/lane.hpp"
+#include "kvevict/core/shape.hpp"
+
+KVEVICT_NAMESPACE_BEGIN
+namespace detail {
+
+/// Moves rows [first, first + count) down to `target`, which is below `first`.
+inline void move_rows(const MutableRows& rows, std::size_t dim, std::size_t first,
+                      std::size_t count, std::size_t target) noexcept {
+  if (rows.move_row != nullptr) {
+    for (std::size_t i = 0; i < count; ++i) {
+      rows.move_row(rows.cache, rows.layer, rows.kv_head, first + i, target + i);
+    }
+    return;
+  }
+  const std::size_t element = element_size(rows.type);
+  while (count > 0) {
+    // As many rows as neither side breaks off: to the end of a page, or all of them.
+    const std::size_t run = rows.run_length(target, rows.run_length(first, count));
+    const std::byte* source = rows.row(first);
+    std::byte* destination = rows.row(target);
+    if (rows.row_is_contiguous()) {
+      const std::size_t row_bytes = dim * element;
+      if (rows.slot_stride_bytes == static_cast<std::ptrdiff_t>(row_bytes)) {
+        std::memmove(destination, source, run * row_bytes);
+      } else {
+        for (std::size_t i = 0; i < run; ++i) {
+          const std::ptrdiff_t offset = static_cast<std::ptrdiff_t>(i) * rows.slot_stride_bytes;
+          std::memmove(destination + offset, source + offset, row_bytes);
+        }
+      }
+    } else {
+      for (std::size_t c = 0; c < dim; ++c) {
+        const std::ptrdiff_t column = static_cast<std::ptrdiff_t>(c) * rows.dim_stride_bytes;
+        if (rows.slot_stride_bytes == static_cast<std::ptrdiff_t>(element)) {
+          std::memmove(destination + column, source + column, run * element);
+          continue;
+        }
+        for (std::size_t i = 0; i < run; ++i) {
+          const std::ptrdiff_t offset =
+              column + static_cast<std::ptrdiff_t>(i) * rows.slot_stride_bytes;
+          std::memmove(destination + offset, source + offset, element);
+        }
+      }
+    }
+    first += run;
+    target += run;
+    count -= run;
+  }
+}
+
+}  // namespace detail
+
+/// Moves the kept rows of every lane to its front, in place and in order; rows of a run move
+/// together. Lane (layer, head) then has mask.count(layer, head) live rows: the engine sets its
+/// lengths and frees what lies behind (whole pages, or a reallocation). Touches no byte outside
+/// the live rows. Call it when every layer of the step has attended.
+///
+/// Throws InvalidArgument if the mask has not the view's lengths.
+template <MutableKvCacheView View>
+void compact(const View& view, const KeepMask& mask) {
+  const CacheShape shape = view.shape();
+  for (std::size_t layer = 0; layer < shape.num_layers; ++layer) {
+    for (std::size_t head = 0; head < shape.num_kv_heads; ++head) {
+      const MutableLane lane = view.mutable_lane(layer, head);
+      detail::require(mask.seq_len(layer, head) == lane.seq_len, "compact", "mask seq_len",
+                      mask.seq_len(layer, head), "must be the view's");
+      std::size_t target = 0;
+      mask.for_each_kept_run(layer, head, [&](std::size_t first, std::size_t last) {
+        if (target != first) {
+          if (lane.keys.present()) {
+            detail::move_rows(lane.keys, shape.head_dim, first, last - first, target);
+          }
+          if (lane.values.present()) {
+            detail::move_rows(lane.values, shape.value_size(), first, last - first, target);
+          }
+        }
+        target += last - first;
+      });
+    }
+  }
+}
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_VIEWS_COMPACT_HPP_
