@@ -29,7 +29,8 @@ it was computed before the cut.)
 
 The words are in the metadata as string arrays, without their space: `kvevict.recall.names` (128),
 `kvevict.recall.values` (64), `kvevict.recall.filler` (128), and `kvevict.recall.query` is "?".
-There is no begin token. Other text is tokenised into single bytes and counts as filler.
+There is no begin token. Other text becomes several pieces per word and counts as filler. Prompts
+of up to 1,152 tokens with their queries are what it was trained on.
 
 Tokeniser
 ---------
@@ -39,9 +40,9 @@ the order of the merges is irrelevant.
 
 Training
 --------
-A loss on the values only, and a curriculum: few names in short texts first, because the attention
-pattern (find the token after the same name) is learnt there in a minute and carries over, while
-training that starts with all names stays on a plateau.
+A loss on the values only, and a curriculum: few names in short texts first. The attention pattern
+(find the token after the same name) is learnt there within a minute and carries over to all names
+and to long texts, while training that starts with those stays on a plateau far longer.
 """
 
 import argparse
@@ -129,8 +130,8 @@ def encode_word(word, tokens, ranks):
     """The plain BPE loop for one pre-tokenised word: apply the merge of the lowest rank, repeat."""
     pieces = list(to_alphabet(word))
     while len(pieces) > 1:
-        pairs = [(ranks.get(f"{a} {b}", math.inf), i) for i, (a, b) in enumerate(zip(pieces, pieces[1:]))]
-        rank, i = min(pairs)
+        pairs = enumerate(zip(pieces, pieces[1:]))
+        rank, i = min((ranks.get(f"{a} {b}", math.inf), i) for i, (a, b) in pairs)
         if rank == math.inf:
             break
         pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
@@ -163,8 +164,8 @@ def make_prompts(vocabulary, generator, *, count, body, facts, names, asks, quer
     """Random prompts: ids [count, body + 2 * asks + 3 * queries], and for each ask and query the
     position of its name [asks + queries] and the value to be said there [count, asks + queries].
 
-    The asks and the queries are about different random subsets of the facts, or, in every other
-    prompt, the queries start with the names that were asked for.
+    The queries are about different random facts; so are the asks, which in half of the prompts
+    are about the facts that the queries start with.
     """
 
     def integers(high, *size):
@@ -174,8 +175,8 @@ def make_prompts(vocabulary, generator, *, count, body, facts, names, asks, quer
         return torch.rand(count, pool, generator=generator).argsort(1)[:, :size]
 
     ids = vocabulary.filler[integers(len(vocabulary.filler), count, body)]
-    stray = torch.rand(count, body, generator=generator) < 0.02
-    ids = torch.where(stray, vocabulary.neutral[integers(len(vocabulary.neutral), count, body)], ids)
+    stray = vocabulary.neutral[integers(len(vocabulary.neutral), count, body)]
+    ids = torch.where(torch.rand(count, body, generator=generator) < 0.02, stray, ids)
 
     name = vocabulary.names[subset(names, facts)]
     value = vocabulary.values[integers(len(vocabulary.values), count, facts)]
@@ -184,14 +185,11 @@ def make_prompts(vocabulary, generator, *, count, body, facts, names, asks, quer
     ids.scatter_(1, place, name)
     ids.scatter_(1, place + 1, value)
 
-    asked = subset(facts, asks)
+    # The facts in a random order: the first ones are queried, the first or the last ones asked for.
     order = subset(facts, facts)
-    if asks:
-        first = (order.unsqueeze(2) == asked.unsqueeze(1)).any(2) & (integers(2, count, 1) == 1)
-        order = order.gather(1, (~first).long().argsort(stable=True, dim=1))
-    queried = order[:, :queries]
+    asked = torch.where(integers(2, count, 1) == 1, order[:, :asks], order[:, facts - asks :])
+    which = torch.cat([asked, order[:, :queries]], 1)
     mark = torch.full((count, 1), vocabulary.query)
-    which = torch.cat([asked, queried], 1)
     parts = [ids]
     for i in range(asks + queries):
         parts += [mark, name.gather(1, which[:, i : i + 1])]
@@ -232,7 +230,9 @@ def initial_weights(vocabulary_size, generator):
         if len(shape) == 1:
             weights[name] = torch.ones(shape)
         else:
-            weights[name] = torch.randn(shape, generator=generator) * 0.02
+            # Wide embeddings: with the usual 0.02 the lookup is learnt far later.
+            scale = 1.0 if name == "token_embd.weight" else shape[1] ** -0.5
+            weights[name] = torch.randn(shape, generator=generator) * scale
     return weights
 
 
@@ -264,11 +264,13 @@ def forward(weights, ids, position):
         y = rms_norm(x, weights[f"blk.{layer}.attn_norm.weight"])
         q = rotate(heads("attn_q", y), cosine, sine)
         k = rotate(heads("attn_k", y), cosine, sine)
-        y = F.scaled_dot_product_attention(q, k, heads("attn_v", y), is_causal=True, enable_gqa=True)
+        v = heads("attn_v", y)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + linear("attn_output", y.transpose(1, 2).flatten(2))
         y = rms_norm(x, weights[f"blk.{layer}.ffn_norm.weight"])
         x = x + linear("ffn_down", F.silu(linear("ffn_gate", y)) * linear("ffn_up", y))
-    return F.linear(rms_norm(x[:, position], weights["output_norm.weight"]), weights["output.weight"])
+    x = rms_norm(x[:, position], weights["output_norm.weight"])
+    return F.linear(x, weights["output.weight"])
 
 
 # --- Training ------------------------------------------------------------------------------------
@@ -326,8 +328,8 @@ def train(vocabulary, seed):
             done = len(recent) == 20 and accuracy >= stage.enough
             if done or step % 50 == 0 or stage_step + 1 == stage.steps:
                 print(
-                    f"{time.time() - start:5.0f} s  step {step:5d}  {num_tokens / 1e6:5.2f} M tokens  "
-                    f"{stage.names:3d} names {stage.facts:2d} facts {stage.length:4d} long  "
+                    f"{time.time() - start:4.0f} s  step {step:4d}  {num_tokens / 1e6:.2f} M tokens"
+                    f"  {stage.names:3d} names {stage.facts:2d} facts {stage.length:4d} long  "
                     f"loss {loss.item():6.3f}  recall {100 * accuracy:5.1f} %",
                     flush=True,
                 )
@@ -338,7 +340,7 @@ def train(vocabulary, seed):
 
 # --- GGUF ----------------------------------------------------------------------------------------
 
-GGUF_U32, GGUF_F32, GGUF_BOOL, GGUF_STRING, GGUF_ARRAY, GGUF_I32 = 4, 6, 7, 8, 9, 5
+GGUF_U32, GGUF_I32, GGUF_F32, GGUF_BOOL, GGUF_STRING, GGUF_ARRAY = 4, 5, 6, 7, 8, 9
 TENSOR_F32, TENSOR_F16 = 0, 1
 ALIGNMENT = 32
 
@@ -492,10 +494,8 @@ def evaluate(vocabulary, weights, seed):
         (1024, 64, 8, 8),
     ]:
         right, total = recall(length, facts, asks, queries)
-        print(
-            f"{length:7d} {facts:6d} {asks:5d} {queries:8d} {right:5d} of {total:4d}  {100 * right / total:5.1f} %",
-            flush=True,
-        )
+        row = f"{length:7d} {facts:6d} {asks:5d} {queries:8d} {right:5d} of {total:4d}"
+        print(f"{row}  {100 * right / total:5.1f} %", flush=True)
         if (length, facts, queries) == (1024, 32, 32):
             result = right / total
     return result
@@ -506,13 +506,13 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", required=True, metavar="FILE", help="the GGUF file")
-    parser.add_argument("--seed", type=int, default=1, help="of the weights and the text (default 1)")
+    parser.add_argument("--seed", type=int, default=1, help="of weights and text (default 1)")
     parser.add_argument("--threads", type=int, default=2, help="of PyTorch (default 2)")
     parser.add_argument("--eval-only", action="store_true", help="evaluate FILE, do not train")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     vocabulary = Vocabulary()
-    print(f"{len(vocabulary.tokens)} tokens, {len(vocabulary.merges)} merges, every word is one token")
+    print(f"{len(vocabulary.tokens)} tokens, every word is exactly one")
     if not options.eval_only:
         weights = train(vocabulary, options.seed)
         print(f"{options.out}: {write_gguf(options.out, vocabulary, weights)} bytes")

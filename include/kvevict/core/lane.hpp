@@ -117,6 +117,16 @@ class ViewRef {
   Lane (*lane_)(const void*, std::size_t, std::size_t);
 };
 
+/// A ViewRef of any view; of a ViewRef, itself.
+template <KvCacheView View>
+[[nodiscard]] ViewRef as_view_ref(const View& view) noexcept {
+  if constexpr (std::same_as<View, ViewRef>) {
+    return view;
+  } else {
+    return ViewRef(view);
+  }
+}
+
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_CORE_LANE_HPP_

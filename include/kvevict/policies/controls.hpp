@@ -35,6 +35,9 @@ class FullKVMethod {
     return {.budget = std::numeric_limits<std::size_t>::max()};
   }
   [[nodiscard]] std::tuple<> state() noexcept { return {}; }
+
+  template <class Visit>
+  static void visit_options(Options& /*options*/, Visit&& /*visit*/) {}
 };
 
 struct RandomEvictionOptions {
@@ -72,6 +75,17 @@ class RandomEvictionMethod {
     return {.budget = options_.budget};
   }
   [[nodiscard]] std::tuple<> state() noexcept { return {}; }
+
+  template <class Visit>
+  static void visit_options(Options& options, Visit&& visit) {
+    visit("budget", options.budget);
+    visit("seed", options.seed);
+    visit("num_sink_tokens", options.protection.num_sink_tokens);
+    visit("recent_window", options.protection.recent_window);
+    visit("protect_prompt", options.protection.prompt);
+    visit("shared", options.shared);
+    visit("only_at_prefill_end", options.only_at_prefill_end);
+  }
 
   void score(const ScoreInput& input, std::size_t lane, std::span<float> out) const noexcept {
     for (std::size_t slot = 0; slot < out.size(); ++slot) {

@@ -180,7 +180,7 @@ class Policy {
   void observe_cache(const View& view) {
     if constexpr (requires(const ScoreInput& input) { method_.observe_cache(input); }) {
       append_implied();
-      const ViewRef ref = as_ref(view);
+      const ViewRef ref = as_view_ref(view);
       check_view(ref);
       counters_.non_finite +=
           method_.observe_cache(ScoreInput{ref, sequence_, *kernel_, scratch_});
@@ -195,7 +195,7 @@ class Policy {
   template <KvCacheView View>
   void end_prefill(const View& view) {
     if (sequence_.pending_prompt() > 0) append(sequence_.pending_prompt());
-    check_view(as_ref(view));
+    check_view(as_view_ref(view));
     prefill_ended_ = true;
   }
 
@@ -216,7 +216,7 @@ class Policy {
   /// scratch memory (rule R11); the mask is valid until the next call on this object.
   template <KvCacheView View>
   [[nodiscard]] const KeepMask& select(const View& view) const {
-    const auto ref = as_ref(view);
+    const auto ref = as_view_ref(view);
     check_view(ref);
     const Allocation allocation = method_.allocation(sequence_);
     const ScoreInput input{ref, sequence_, *kernel_, scratch_};
@@ -281,14 +281,6 @@ class Policy {
   [[nodiscard]] const Method& method() const noexcept { return method_; }
 
  private:
-  template <KvCacheView View>
-  [[nodiscard]] static ViewRef as_ref(const View& view) noexcept {
-    if constexpr (std::same_as<View, ViewRef>) {
-      return view;
-    } else {
-      return ViewRef(view);
-    }
-  }
   template <class Visit>
   void each_state(Visit&& visit) {
     std::apply([&](auto&... state) { (visit(state), ...); }, method_.state());

@@ -43,6 +43,12 @@ class StreamingLLMMethod {
   }
   [[nodiscard]] std::tuple<> state() noexcept { return {}; }
 
+  template <class Visit>
+  static void visit_options(Options& options, Visit&& visit) {
+    visit("num_sink_tokens", options.num_sink_tokens);
+    visit("recent_window", options.recent_window);
+  }
+
  private:
   Options options_;
 };

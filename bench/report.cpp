@@ -1,0 +1,235 @@
+// bench_report REPORT.json RESULT.json...
+//
+// Reads what Google Benchmark wrote, prints one table of ratios and writes the same as JSON. The
+// names are kernel/<work>/<isa|naive>, policy/<name>/<isa|naive> and ceiling/<fma|read|copy|l2>.
+// A label of words "key=value" says what a benchmark is measured against: ceiling=<name>,
+// target_ratio=<number>, target_ceiling_fraction=<number>.
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// All repetitions of one benchmark.
+struct Samples {
+  std::vector<double> seconds;           // of one iteration, wall clock
+  std::vector<double> bytes_per_second;  // empty if the benchmark does not count bytes
+  std::vector<double> items_per_second;  // floating-point operations; empty if not counted
+  std::map<std::string, std::string> label;
+};
+
+struct Row {
+  std::string work;  // kernel/<work> or policy/<name>
+  std::string isa;
+  double seconds = 0;
+  std::optional<double> naive_seconds;
+  std::optional<double> ratio;
+  std::optional<std::string> ceiling;
+  std::optional<double> ceiling_fraction;
+  std::optional<double> target_ratio;
+  std::optional<double> target_ceiling_fraction;
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+double seconds_per_unit(const std::string& unit) {
+  if (unit == "ns")
+    return 1e-9;
+  if (unit == "us")
+    return 1e-6;
+  if (unit == "ms")
+    return 1e-3;
+  if (unit == "s")
+    return 1;
+  throw std::runtime_error("time unit '" + unit + "' is not known");
+}
+
+/// By name without the suffixes that repetitions, arguments and UseRealTime add.
+std::map<std::string, Samples> read_results(const std::vector<std::string>& paths) {
+  std::map<std::string, Samples> samples;
+  for (const std::string& path : paths) {
+    std::ifstream file(path);
+    if (!file)
+      throw std::runtime_error(path + ": cannot be read");
+    const Json results = Json::parse(file);
+    for (const Json& run : results.at("benchmarks")) {
+      if (run.value("run_type", "iteration") != "iteration")
+        continue;
+      std::string name = run.at("name");
+      if (run.value("error_occurred", false)) {
+        throw std::runtime_error(name + ": " + run.value("error_message", "failed"));
+      }
+      std::size_t end = name.find('/');
+      if (!name.starts_with("ceiling/"))
+        end = name.find('/', end + 1);
+      name.resize(std::min(name.find('/', end + 1), name.size()));
+
+      Samples& entry = samples[name];
+      entry.seconds.push_back(run.at("real_time").get<double>() *
+                              seconds_per_unit(run.at("time_unit")));
+      if (run.contains("bytes_per_second")) {
+        entry.bytes_per_second.push_back(run["bytes_per_second"]);
+      }
+      if (run.contains("items_per_second")) {
+        entry.items_per_second.push_back(run["items_per_second"]);
+      }
+      std::istringstream words(run.value("label", ""));
+      for (std::string word; words >> word;) {
+        const std::size_t equals = word.find('=');
+        if (equals != std::string::npos) {
+          entry.label[word.substr(0, equals)] = word.substr(equals + 1);
+        }
+      }
+    }
+  }
+  return samples;
+}
+
+/// What the ceiling `name` counts: operations for fma, bytes for the others.
+std::optional<double> rate(const Samples& samples, const std::string& ceiling) {
+  const auto& rates = ceiling == "fma" ? samples.items_per_second : samples.bytes_per_second;
+  if (rates.empty())
+    return std::nullopt;
+  return median(rates);
+}
+
+std::optional<std::string> label_word(const Samples& samples, const std::string& key) {
+  const auto found = samples.label.find(key);
+  if (found == samples.label.end())
+    return std::nullopt;
+  return found->second;
+}
+
+std::optional<double> label_number(const Samples& samples, const std::string& key) {
+  const auto word = label_word(samples, key);
+  if (!word)
+    return std::nullopt;
+  return std::stod(*word);
+}
+
+std::vector<Row> make_rows(const std::map<std::string, Samples>& samples) {
+  std::vector<Row> rows;
+  for (const auto& [name, measured] : samples) {
+    const std::size_t slash = name.rfind('/');
+    if (slash == std::string::npos || name.starts_with("ceiling/"))
+      continue;
+    Row row;
+    row.work = name.substr(0, slash);
+    row.isa = name.substr(slash + 1);
+    if (row.isa == "naive")
+      continue;
+    row.seconds = median(measured.seconds);
+    if (const auto naive = samples.find(row.work + "/naive"); naive != samples.end()) {
+      row.naive_seconds = median(naive->second.seconds);
+      row.ratio = *row.naive_seconds / row.seconds;
+    }
+    row.ceiling = label_word(measured, "ceiling");
+    if (row.ceiling) {
+      const auto ceiling = samples.find("ceiling/" + *row.ceiling);
+      if (ceiling != samples.end()) {
+        const auto here = rate(measured, *row.ceiling);
+        const auto peak = rate(ceiling->second, *row.ceiling);
+        if (here && peak)
+          row.ceiling_fraction = *here / *peak;
+      }
+    }
+    row.target_ratio = label_number(measured, "target_ratio");
+    row.target_ceiling_fraction = label_number(measured, "target_ceiling_fraction");
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+Json to_json(const std::vector<Row>& rows) {
+  const auto or_null = [](const auto& value) { return value ? Json(*value) : Json(nullptr); };
+  Json report = Json::array();
+  for (const Row& row : rows) {
+    report.push_back({{"work", row.work},
+                      {"isa", row.isa},
+                      {"seconds", row.seconds},
+                      {"naive_seconds", or_null(row.naive_seconds)},
+                      {"ratio", or_null(row.ratio)},
+                      {"ceiling", or_null(row.ceiling)},
+                      {"ceiling_fraction", or_null(row.ceiling_fraction)},
+                      {"target_ratio", or_null(row.target_ratio)},
+                      {"target_ceiling_fraction", or_null(row.target_ceiling_fraction)}});
+  }
+  return report;
+}
+
+std::string text(const char* format, double value) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof buffer, format, value);
+  return buffer;
+}
+
+std::string time_text(double seconds) {
+  if (seconds < 1e-6)
+    return text("%.1f ns", seconds * 1e9);
+  if (seconds < 1e-3)
+    return text("%.1f us", seconds * 1e6);
+  if (seconds < 1)
+    return text("%.1f ms", seconds * 1e3);
+  return text("%.2f s", seconds);
+}
+
+void print_table(const std::map<std::string, Samples>& samples, const std::vector<Row>& rows) {
+  for (const char* ceiling : {"fma", "read", "copy", "l2"}) {
+    const auto found = samples.find(std::string("ceiling/") + ceiling);
+    if (found == samples.end())
+      continue;
+    if (const auto peak = rate(found->second, ceiling)) {
+      std::printf("ceiling %-5s %8.1f %s\n", ceiling, *peak / 1e9,
+                  std::string(ceiling) == "fma" ? "GFLOP/s" : "GB/s");
+    }
+  }
+  std::printf("\n%-44s %-7s %10s %10s %7s %8s %9s\n", "what", "isa", "this", "naive", "ratio",
+              "ceiling", "fraction");
+  for (const Row& row : rows) {
+    std::printf("%-44s %-7s %10s %10s %7s %8s %9s\n", row.work.c_str(), row.isa.c_str(),
+                time_text(row.seconds).c_str(),
+                row.naive_seconds ? time_text(*row.naive_seconds).c_str() : "-",
+                row.ratio ? text("%.2f", *row.ratio).c_str() : "-",
+                row.ceiling ? row.ceiling->c_str() : "-",
+                row.ceiling_fraction ? text("%.2f", *row.ceiling_fraction).c_str() : "-");
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  if (arguments.size() < 2) {
+    std::fprintf(stderr, "usage: bench_report REPORT.json RESULT.json...\n");
+    return 2;
+  }
+  try {
+    const auto samples = read_results({arguments.begin() + 1, arguments.end()});
+    const std::vector<Row> rows = make_rows(samples);
+    print_table(samples, rows);
+    std::ofstream file(arguments[0]);
+    file << to_json(rows).dump(2) << '\n';
+    if (!file.flush())
+      throw std::runtime_error(arguments[0] + ": cannot be written");
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "bench_report: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}

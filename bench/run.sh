@@ -1,0 +1,60 @@
+#!/bin/sh
+# sh bench/run.sh [--quick] [--jobs N] [--help] [GOOGLE BENCHMARK OPTION]...
+#
+# Builds the benchmarks in build/ (Release), runs them and prints one table: what, its time, the
+# time of the naive form, their ratio, and the part of the ceiling that is reached (multiply-add
+# peak, read or copy bandwidth, measured in the same run). The same in build/bench/report.json.
+#
+#   --quick   under 40 seconds after the build; for a look, not for figures to quote
+#
+# Everything else goes to the benchmarks: sh bench/run.sh --benchmark_filter=ceiling
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+. "$root/cmake/setup.sh"
+
+quick=
+while [ $# -gt 0 ]; do
+  case $1 in
+    --help | -h)
+      print_help
+      exit 0
+      ;;
+    --quick) quick=yes ;;
+    --jobs)
+      [ $# -gt 1 ] || fail "--jobs needs a number"
+      jobs=$2
+      shift
+      ;;
+    *) break ;;
+  esac
+  shift
+done
+
+need_base
+configure "$build" -DCMAKE_BUILD_TYPE=Release
+build_targets "$build" kvevict_bench
+
+programs=
+count=0
+for source in "$root"/bench/bench_*.cpp; do
+  program=$build/bench/$(basename "$source" .cpp)
+  programs="$programs $program"
+  count=$((count + $("$program" --benchmark_list_tests | wc -l)))
+done
+
+if [ -n "$quick" ]; then
+  # A benchmark takes about three times its minimum: the search for the number of iterations.
+  set -- "--benchmark_min_time=$(awk "BEGIN { print 10 / $count }")" "$@"
+else
+  # The median of interleaved repetitions.
+  set -- --benchmark_repetitions=5 --benchmark_enable_random_interleaving=true \
+    --benchmark_min_time=0.1 "$@"
+fi
+results=
+for program in $programs; do
+  result=$program.json
+  "$program" --benchmark_out="$result" --benchmark_out_format=json "$@" >/dev/null
+  results="$results $result"
+done
+# shellcheck disable=SC2086  # a list of words
+"$build/bench/bench_report" "$build/bench/report.json" $results

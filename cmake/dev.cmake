@@ -1,0 +1,32 @@
+# For the project's own targets only: warnings, and the machine's instruction set where speed is
+# wanted. Nothing here reaches a consumer.
+option(KVEVICT_NATIVE "-O3 -march=native for examples, their tests and benchmarks"
+       ${PROJECT_IS_TOP_LEVEL})
+
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 11)
+  message(FATAL_ERROR "kvevict needs g++ 11 or newer, this is ${CMAKE_CXX_COMPILER_VERSION}")
+endif()
+
+set(CMAKE_CXX_EXTENSIONS OFF)  # for the targets below this directory
+
+add_library(kvevict_dev INTERFACE)
+target_link_libraries(kvevict_dev INTERFACE kvevict::kvevict)
+if(MSVC)
+  target_compile_options(kvevict_dev INTERFACE /W4 /permissive- /Zc:__cplusplus /Zc:preprocessor)
+else()
+  target_compile_options(
+    kvevict_dev INTERFACE -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wold-style-cast
+                          -Wnon-virtual-dtor -Werror)
+endif()
+
+add_library(kvevict_fast INTERFACE)
+target_link_libraries(kvevict_fast INTERFACE kvevict_dev)
+if(KVEVICT_NATIVE AND NOT MSVC AND NOT CMAKE_CROSSCOMPILING)
+  target_compile_options(kvevict_fast INTERFACE -O3 -march=native)
+endif()
+
+# The example engine is headers; examples, its tests and the golden driver use it.
+find_package(Threads REQUIRED)
+add_library(kvevict_engine INTERFACE)
+target_include_directories(kvevict_engine INTERFACE ${PROJECT_SOURCE_DIR}/examples)
+target_link_libraries(kvevict_engine INTERFACE kvevict_fast Threads::Threads)

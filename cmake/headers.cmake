@@ -1,0 +1,36 @@
+# Every public header. A new one is added here by check_headers.cmake -D UPDATE=ON.
+set(KVEVICT_HEADERS
+    include/kvevict/allocation/allocation.hpp
+    include/kvevict/any_policy.hpp
+    include/kvevict/config.hpp
+    include/kvevict/core/budget.hpp
+    include/kvevict/core/counters.hpp
+    include/kvevict/core/error.hpp
+    include/kvevict/core/eviction_policy.hpp
+    include/kvevict/core/keep_mask.hpp
+    include/kvevict/core/lane.hpp
+    include/kvevict/core/protection.hpp
+    include/kvevict/core/rerotation.hpp
+    include/kvevict/core/scratch.hpp
+    include/kvevict/core/sequence.hpp
+    include/kvevict/core/shape.hpp
+    include/kvevict/core/slot_array.hpp
+    include/kvevict/core/step_inputs.hpp
+    include/kvevict/core/types.hpp
+    include/kvevict/element_type.hpp
+    include/kvevict/kernels/kernel_set.hpp
+    include/kvevict/kvevict.hpp
+    include/kvevict/option_text.hpp
+    include/kvevict/policies/controls.hpp
+    include/kvevict/policies/policy.hpp
+    include/kvevict/policies/streaming_llm.hpp
+    include/kvevict/scoring/attention_columns.hpp
+    include/kvevict/scoring/attention_rows.hpp
+    include/kvevict/scoring/row_blocks.hpp
+    include/kvevict/selection/pool_selection.hpp
+    include/kvevict/selection/top_k.hpp
+    include/kvevict/version.hpp
+    include/kvevict/views/compact.hpp
+    include/kvevict/views/contiguous_view.hpp
+    include/kvevict/views/paged_view.hpp
+    include/kvevict/views/ragged_view.hpp)

@@ -1,0 +1,289 @@
+#ifndef KVEVICT_EXAMPLES_ENGINE_EVICTION_HPP_
+#define KVEVICT_EXAMPLES_ENGINE_EVICTION_HPP_
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "engine/cache.hpp"
+#include "engine/observer.hpp"
+#include "engine/transformer.hpp"
+#include "kvevict/kvevict.hpp"
+
+// How this engine is joined to kvevict, and all that an engine has to write for it: a view of its
+// cache, an observer that passes signals on, and the execution of a mask.
+namespace engine {
+
+/// The engine's cache as kvevict sees it.
+class CacheView {
+ public:
+  CacheView(const kvevict::CacheShape& shape, const KvCache& cache) noexcept
+      : shape_(shape), cache_(&cache) {}
+
+  [[nodiscard]] const kvevict::CacheShape& shape() const noexcept { return shape_; }
+  [[nodiscard]] kvevict::Lane lane(std::size_t layer, std::size_t kv_head) const noexcept {
+    const KvLane& lane = cache_->lane(layer, kv_head);
+    return {lane.size(), rows(lane.keys), rows(lane.values), {}};
+  }
+
+ private:
+  [[nodiscard]] kvevict::Rows rows(const std::vector<float>& data) const noexcept {
+    kvevict::Rows rows;
+    rows.data = reinterpret_cast<const std::byte*>(data.data());
+    rows.slot_stride_bytes = static_cast<std::ptrdiff_t>(shape_.head_dim * sizeof(float));
+    rows.dim_stride_bytes = sizeof(float);
+    return rows;
+  }
+
+  kvevict::CacheShape shape_;
+  const KvCache* cache_;
+};
+
+[[nodiscard]] inline kvevict::CacheShape cache_shape(const ModelConfig& config) noexcept {
+  return {.num_layers = config.num_layers,
+          .num_q_heads = config.num_q_heads,
+          .num_kv_heads = config.num_kv_heads,
+          .head_dim = config.head_dim};
+}
+
+/// W_O of every layer, for policies that weigh values by what the output projection makes of
+/// them. Takes a while; once per model.
+[[nodiscard]] inline std::shared_ptr<const kvevict::OutputProjection> output_projection(
+    const Model& model) {
+  const ModelConfig& c = model.config();
+  auto projection = std::make_shared<kvevict::OutputProjection>(cache_shape(c), c.hidden_size);
+  Matrix weight;
+  for (std::size_t layer = 0; layer < c.num_layers; ++layer) {
+    weight = model.layer(layer).output.transpose();  // [q_size, hidden_size]
+    projection->set_layer(layer, weight.data());
+  }
+  return projection;
+}
+
+/// Where attention policies get their rows from.
+enum class Signals {
+  kRows,    ///< the softmax rows that this engine's attention has anyway
+  kQueries  ///< the queries alone, as an engine with fused attention would do it
+};
+
+/// Seconds that a sequence has spent on its policy.
+struct PolicySeconds {
+  double observe = 0;  ///< scores from signals
+  double select = 0;   ///< choosing, and renumbering the policy's state
+  double evict = 0;    ///< moving rows and giving memory back
+};
+
+/// Measures one scope.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& seconds) noexcept : seconds_(&seconds) {}
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+  ~Stopwatch() {
+    *seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  double* seconds_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+/// One sequence: a cache and the policy that keeps it small. A copy is a fork.
+class Sequence {
+ public:
+  Sequence(const Transformer& transformer, kvevict::AnyPolicy policy)
+      : shape_(cache_shape(transformer.model().config())),
+        cache_(transformer.make_cache()),
+        policy_(std::move(policy)) {}
+
+  [[nodiscard]] KvCache& cache() noexcept { return cache_; }
+  [[nodiscard]] const KvCache& cache() const noexcept { return cache_; }
+  [[nodiscard]] kvevict::AnyPolicy& policy() noexcept { return policy_; }
+  [[nodiscard]] const kvevict::AnyPolicy& policy() const noexcept { return policy_; }
+  [[nodiscard]] CacheView view() const noexcept { return {shape_, cache_}; }
+  [[nodiscard]] const PolicySeconds& seconds() const noexcept { return seconds_; }
+
+  // What happens around a forward pass, in this order. `cache` is the one that the pass writes:
+  // this sequence's own, or one that several sequences read their prompt into together.
+  void begin_prompt(std::size_t prompt_len) { policy_.begin(prompt_len); }
+  void before_pass(std::size_t num_tokens) { policy_.append(num_tokens); }
+  void on_attention(std::size_t layer, const HeadRows& rows) {
+    const Stopwatch watch(seconds_.observe);
+    policy_.observe_attention(layer, {.data = rows.data,
+                                      .num_q_heads = rows.num_q_heads,
+                                      .num_rows = rows.num_rows,
+                                      .head_stride = static_cast<std::ptrdiff_t>(rows.head_stride),
+                                      .row_stride = static_cast<std::ptrdiff_t>(rows.row_stride)});
+  }
+  void on_queries(std::size_t layer, const HeadRows& rows, const KvCache& cache) {
+    const Stopwatch watch(seconds_.observe);
+    policy_.observe_queries(layer,
+                            {.data = rows.data,
+                             .num_q_heads = rows.num_q_heads,
+                             .num_rows = rows.num_rows,
+                             .head_stride = static_cast<std::ptrdiff_t>(rows.head_stride),
+                             .row_stride = static_cast<std::ptrdiff_t>(rows.row_stride)},
+                            CacheView(shape_, cache));
+  }
+  void on_hidden(std::size_t layer, const HiddenRows& rows) {
+    const Stopwatch watch(seconds_.observe);
+    policy_.observe_hidden(
+        layer, {.data = rows.data,
+                .num_rows = rows.num_rows,
+                .hidden_size = rows.hidden_size,
+                .row_stride_bytes = static_cast<std::ptrdiff_t>(rows.hidden_size * sizeof(float))});
+  }
+  void after_pass(const KvCache& cache) {
+    if (!policy_.wants_cache()) return;
+    const Stopwatch watch(seconds_.observe);
+    policy_.observe_cache(CacheView(shape_, cache));
+  }
+  void end_prompt() { policy_.end_prefill(view()); }
+
+  /// Cuts the cache if the policy wants it; returns whether it did. Rows go at once, memory is
+  /// given back lane by lane.
+  bool evict() {
+    if (!policy_.should_evict()) return false;
+    const kvevict::KeepMask* keep = nullptr;
+    {
+      const Stopwatch watch(seconds_.select);
+      keep = &policy_.select(view());
+    }
+    {
+      const Stopwatch watch(seconds_.evict);
+      for (std::size_t layer = 0; layer < shape_.num_layers; ++layer) {
+        for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
+          slots_.resize(keep->count(layer, head));
+          keep->kept_slots(layer, head, slots_);
+          cache_.keep(layer, head, slots_);
+        }
+      }
+      cache_.shrink();
+    }
+    const Stopwatch watch(seconds_.select);
+    policy_.apply(*keep);
+    return true;
+  }
+
+ private:
+  kvevict::CacheShape shape_;
+  KvCache cache_;
+  kvevict::AnyPolicy policy_;
+  PolicySeconds seconds_;
+  std::vector<std::uint32_t> slots_;
+};
+
+/// Passes the signals of one forward pass on to the policies of one or more sequences.
+class PolicyObserver : public StepObserver {
+ public:
+  PolicyObserver(std::span<Sequence* const> sequences, const KvCache& cache, Signals signals)
+      : sequences_(sequences), cache_(&cache), signals_(signals) {}
+
+  [[nodiscard]] std::size_t wants_attention_rows(std::size_t layer) const override {
+    return signals_ == Signals::kRows ? wanted_rows(layer) : 0;
+  }
+  [[nodiscard]] std::size_t wants_queries(std::size_t layer) const override {
+    return signals_ == Signals::kQueries ? wanted_rows(layer) : 0;
+  }
+  [[nodiscard]] std::size_t wants_hidden(std::size_t layer) const override {
+    const bool wanted = std::any_of(sequences_.begin(), sequences_.end(), [&](const Sequence* s) {
+      return s->policy().wants_hidden(layer);
+    });
+    return wanted ? static_cast<std::size_t>(-1) : 0;  // all rows of the pass
+  }
+  void on_attention(std::size_t layer, const HeadRows& rows) override {
+    for (Sequence* s : sequences_) {
+      if (s->policy().wants_attention(layer)) s->on_attention(layer, rows);
+    }
+  }
+  void on_queries(std::size_t layer, const HeadRows& rows) override {
+    for (Sequence* s : sequences_) {
+      if (s->policy().wants_attention(layer)) s->on_queries(layer, rows, *cache_);
+    }
+  }
+  void on_hidden(std::size_t layer, const HiddenRows& rows) override {
+    for (Sequence* s : sequences_) {
+      if (s->policy().wants_hidden(layer)) s->on_hidden(layer, rows);
+    }
+  }
+
+ private:
+  [[nodiscard]] std::size_t wanted_rows(std::size_t layer) const {
+    std::size_t rows = 0;
+    for (const Sequence* s : sequences_) {
+      rows = std::max(rows, s->policy().wanted_attention_rows(layer));
+    }
+    return rows;
+  }
+
+  std::span<Sequence* const> sequences_;
+  const KvCache* cache_;
+  Signals signals_;
+};
+
+/// One forward pass with signals: a chunk of a prompt or a decode step, without eviction.
+inline LogitRows observed_pass(Transformer& transformer, std::span<const Token> tokens,
+                               KvCache& cache, std::span<Sequence* const> sequences,
+                               Signals signals) {
+  PolicyObserver observer(sequences, cache, signals);
+  for (Sequence* s : sequences) s->before_pass(tokens.size());
+  const LogitRows logits = transformer.forward(tokens, cache, 1, &observer);
+  for (Sequence* s : sequences) s->after_pass(cache);
+  return logits;
+}
+
+/// Reads a prompt into a sequence, chunk by chunk, evicting after each chunk where the policy
+/// wants to. Returns the logits after the last token.
+inline LogitRows read_prompt(Transformer& transformer, std::span<const Token> prompt,
+                             Sequence& sequence, Signals signals = Signals::kRows,
+                             std::size_t chunk_size = 256) {
+  Sequence* const one = &sequence;
+  sequence.begin_prompt(prompt.size());
+  for (; prompt.size() > chunk_size; prompt = prompt.subspan(chunk_size)) {
+    observed_pass(transformer, prompt.first(chunk_size), sequence.cache(), {&one, 1}, signals);
+    sequence.evict();
+  }
+  const LogitRows logits =
+      observed_pass(transformer, prompt, sequence.cache(), {&one, 1}, signals);
+  sequence.end_prompt();
+  sequence.evict();
+  return logits;
+}
+
+/// The same for many sequences at once: the prompt is read once, every policy sees the signals,
+/// and each sequence starts with a copy of the cache, cut at the end of the prompt.
+inline void read_prompt_together(Transformer& transformer, std::span<const Token> prompt,
+                                 std::span<Sequence* const> sequences,
+                                 Signals signals = Signals::kRows, std::size_t chunk_size = 256) {
+  KvCache cache = transformer.make_cache();
+  for (Sequence* s : sequences) s->begin_prompt(prompt.size());
+  for (std::size_t done = 0; done < prompt.size(); done += chunk_size) {
+    observed_pass(transformer, prompt.subspan(done, std::min(chunk_size, prompt.size() - done)),
+                  cache, sequences, signals);
+  }
+  for (Sequence* s : sequences) {
+    s->cache() = cache;
+    s->cache().reset_peak();
+    s->end_prompt();
+    s->evict();
+  }
+}
+
+/// Feeds one token and evicts where the policy wants to. Returns the logits after it.
+inline LogitRows decode_step(Transformer& transformer, Token token, Sequence& sequence,
+                             Signals signals = Signals::kRows) {
+  Sequence* const one = &sequence;
+  const LogitRows logits =
+      observed_pass(transformer, {&token, 1}, sequence.cache(), {&one, 1}, signals);
+  sequence.evict();
+  return logits;
+}
+
+}  // namespace engine
+
+#endif  // KVEVICT_EXAMPLES_ENGINE_EVICTION_HPP_

@@ -1,0 +1,287 @@
+#ifndef KVEVICT_EXAMPLES_LM_COMPARE_HPP_
+#define KVEVICT_EXAMPLES_LM_COMPARE_HPP_
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lm/common.hpp"
+#include "lm/contestants.hpp"
+#include "lm/measure.hpp"
+#include "lm/prose.hpp"
+#include "lm/recall_task.hpp"
+#include "lm/table.hpp"
+
+// All policies at all budgets, on the same prompts and the same text.
+namespace lm {
+
+struct CompareOptions {
+  std::vector<std::string> budgets = {"10%", "25%"};
+  std::size_t prompt_len = 1000;
+  std::size_t num_trials = 5;
+  std::size_t decode_tokens = 512;
+  std::vector<std::string> only;
+  std::uint64_t seed = 0;
+};
+
+/// One line of a table: a policy at a budget.
+struct CompareRow {
+  std::string policy;
+  std::string budget;      ///< as asked for; "all" for the full cache
+  std::size_t tokens = 0;  ///< of it, per KV head
+  AnswerResult answers;
+  DecodeResult decoded;
+  std::size_t peak_bytes = 0;  ///< K and V, the most held at once
+  std::size_t end_bytes = 0;   ///< K and V held at the end
+  double prefill_seconds = 0;
+  std::size_t num_steps = 0;       ///< decode steps
+  double decode_seconds = 0;
+  engine::PolicySeconds decode_policy;  ///< the policy's part of decode_seconds
+  double prompt_policy_seconds = 0;     ///< scoring and cutting of the prompt
+  std::size_t evicted = 0;              ///< entries, over all layers and KV heads
+};
+
+namespace detail {
+
+struct Run {
+  const Contestant* contestant;
+  std::string budget;
+  std::size_t tokens;
+};
+
+[[nodiscard]] inline std::vector<Run> runs(const CompareOptions& options, std::size_t num_tokens,
+                                           bool Contestant::* takes_part) {
+  std::vector<Run> result;
+  for (const std::string& label : options.only) {
+    if (std::none_of(contestants().begin(), contestants().end(),
+                     [&](const Contestant& c) { return c.label == label; })) {
+      std::string known;
+      for (const Contestant& c : contestants()) known += " " + c.label;
+      throw std::invalid_argument("--only: no policy '" + label + "'; known:" + known);
+    }
+  }
+  for (const Contestant& c : contestants()) {
+    const bool wanted = options.only.empty() || std::find(options.only.begin(), options.only.end(),
+                                                          c.label) != options.only.end();
+    if (!(c.*takes_part) || !wanted) continue;
+    if (c.policy == "fullkv") {
+      result.push_back({&c, "all", num_tokens});
+      continue;
+    }
+    for (const std::string& budget : options.budgets) {
+      result.push_back({&c, budget, budget_tokens(budget, num_tokens)});
+    }
+  }
+  return result;
+}
+
+[[nodiscard]] inline std::vector<CompareRow> rows_of(const std::vector<Run>& all) {
+  std::vector<CompareRow> rows;
+  for (const Run& run : all) {
+    CompareRow row;
+    row.policy = run.contestant->label;
+    row.budget = run.budget;
+    row.tokens = run.tokens;
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+[[nodiscard]] inline engine::PolicySeconds difference(const engine::PolicySeconds& a,
+                                                      const engine::PolicySeconds& b) {
+  return {a.observe - b.observe, a.select - b.select, a.evict - b.evict};
+}
+
+inline void finish(CompareRow& row, const engine::Sequence& sequence,
+                   const engine::PolicySeconds& before_decode) {
+  const engine::PolicySeconds decode = difference(sequence.seconds(), before_decode);
+  row.decode_policy.observe += decode.observe;
+  row.decode_policy.select += decode.select;
+  row.decode_policy.evict += decode.evict;
+  row.peak_bytes = std::max(row.peak_bytes, sequence.cache().peak_bytes());
+  row.end_bytes = std::max(row.end_bytes, sequence.cache().bytes_held());
+  row.evicted += sequence.policy().counters().evicted;
+}
+
+/// Prompts with a hidden fact, cut at their end, then asked about. A prompt is read once for all.
+[[nodiscard]] inline std::vector<CompareRow> compare_recall(Runtime& runtime,
+                                                            const CompareOptions& options,
+                                                            RecallKind kind, Progress& progress) {
+  const std::vector<Run> all = runs(options, options.prompt_len, &Contestant::cuts_prompts);
+  std::vector<CompareRow> rows = rows_of(all);
+  for (std::size_t t = 0; t < options.num_trials; ++t) {
+    // Depths from 10 % to 90 %.
+    const double depth = options.num_trials == 1
+                             ? 0.5
+                             : 0.1 + 0.8 * static_cast<double>(t) /
+                                         static_cast<double>(options.num_trials - 1);
+    const Trial trial = make_trial(
+        runtime.file(), runtime.tokenizer(),
+        {.kind = kind, .prompt_len = options.prompt_len, .depth = depth, .seed = options.seed + t});
+    const std::string of = " of " + std::to_string(options.num_trials);
+    progress.show("recall: prompt " + std::to_string(t + 1) + of + " is read");
+    std::vector<std::unique_ptr<engine::Sequence>> sequences;
+    std::vector<engine::Sequence*> pointers;
+    for (const Run& run : all) {
+      sequences.push_back(std::make_unique<engine::Sequence>(runtime.make_sequence(
+          run.contestant->policy,
+          options_for(run.contestant->policy, run.tokens, run.contestant->fixed))));
+      pointers.push_back(sequences.back().get());
+    }
+    const auto start = std::chrono::steady_clock::now();
+    engine::read_prompt_together(runtime.transformer(), trial.prompt, pointers, runtime.signals());
+    double prefill = seconds_since(start);
+    for (const engine::Sequence* s : pointers) {
+      prefill -= s->seconds().observe + s->seconds().select + s->seconds().evict;
+    }
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      progress.show("recall: prompt " + std::to_string(t + 1) + of + ", " + rows[i].policy);
+      const engine::PolicySeconds before = sequences[i]->seconds();
+      const AnswerResult answers = ask(runtime, trial, *sequences[i]);
+      rows[i].answers.num_right += answers.num_right;
+      rows[i].answers.num_questions += answers.num_questions;
+      rows[i].prefill_seconds += prefill;
+      rows[i].prompt_policy_seconds += before.observe + before.select + before.evict;
+      rows[i].num_steps += answers.num_steps;
+      rows[i].decode_seconds += answers.seconds;
+      finish(rows[i], *sequences[i], before);
+      sequences[i].reset();  // its cache goes before the next one grows
+    }
+  }
+  return rows;
+}
+
+/// A text predicted token by token while the cache is held at the budget.
+[[nodiscard]] inline std::vector<CompareRow> compare_decode(Runtime& runtime,
+                                                            const CompareOptions& options,
+                                                            std::span<const Token> text,
+                                                            Progress& progress) {
+  constexpr std::size_t kPromptLen = 16;
+  const std::vector<Run> all = runs(options, text.size(), &Contestant::cuts_decode);
+  std::vector<CompareRow> rows = rows_of(all);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    engine::Sequence sequence = runtime.make_sequence(
+        all[i].contestant->policy,
+        options_for(all[i].contestant->policy, all[i].tokens, all[i].contestant->fixed));
+    const auto start = std::chrono::steady_clock::now();
+    engine::read_prompt(runtime.transformer(), text.first(kPromptLen), sequence,
+                        runtime.signals());
+    rows[i].prefill_seconds = seconds_since(start);
+    const engine::PolicySeconds before = sequence.seconds();
+    rows[i].decoded = decode_text(runtime, text.subspan(kPromptLen), sequence, [&](std::size_t t) {
+      if (t % 32 == 0) {
+        progress.show("decode: " + rows[i].policy + " " + rows[i].budget + ", token " +
+                      std::to_string(t) + " of " + std::to_string(text.size() - kPromptLen));
+      }
+    });
+    rows[i].num_steps = rows[i].decoded.num_tokens;
+    rows[i].decode_seconds = rows[i].decoded.seconds;
+    finish(rows[i], sequence, before);
+  }
+  return rows;
+}
+
+[[nodiscard]] inline std::string megabytes(std::size_t bytes) {
+  return fixed(static_cast<double>(bytes) / 1e6, 2);
+}
+[[nodiscard]] inline double steps_per_second(const CompareRow& row) {
+  return row.decode_seconds > 0 ? static_cast<double>(row.num_steps) / row.decode_seconds : 0;
+}
+[[nodiscard]] inline double per_step(double seconds, const CompareRow& row) {
+  return row.num_steps > 0 ? seconds / static_cast<double>(row.num_steps) : 0;
+}
+
+inline void print_rows(const std::vector<CompareRow>& rows, bool recall) {
+  Table table({"policy", "budget", recall ? "recall" : "NLL", "KV MB peak", "KV MB end",
+               "prefill s", "tok/s", "score ms", "select ms", "% step", "evicted"});
+  for (const CompareRow& row : rows) {
+    const engine::PolicySeconds& policy = row.decode_policy;
+    const double share =
+        row.decode_seconds > 0
+            ? 100 * (policy.observe + policy.select + policy.evict) / row.decode_seconds
+            : 0;
+    table.add({row.policy, row.budget == "all" ? "all" : row.budget + "=" +
+                                                          std::to_string(row.tokens),
+               recall ? std::to_string(row.answers.num_right) + "/" +
+                            std::to_string(row.answers.num_questions)
+                      : fixed(row.decoded.nll, 3),
+               megabytes(row.peak_bytes), megabytes(row.end_bytes), fixed(row.prefill_seconds, 2),
+               fixed(steps_per_second(row), 1), fixed(1e3 * per_step(policy.observe, row), 3),
+               fixed(1e3 * per_step(policy.select, row), 3), fixed(share, 1),
+               std::to_string(row.evicted)});
+  }
+  table.print(stdout);
+}
+
+[[nodiscard]] inline nlohmann::json json_rows(const std::vector<CompareRow>& rows, bool recall) {
+  nlohmann::json result = nlohmann::json::array();
+  for (const CompareRow& row : rows) {
+    nlohmann::json one = {{"policy", row.policy},
+                          {"budget", row.budget},
+                          {"budget_tokens", row.tokens},
+                          {"kv_bytes_peak", row.peak_bytes},
+                          {"kv_bytes_end", row.end_bytes},
+                          {"prefill_seconds", row.prefill_seconds},
+                          {"prompt_policy_seconds", row.prompt_policy_seconds},
+                          {"decode_steps", row.num_steps},
+                          {"decode_tokens_per_second", steps_per_second(row)},
+                          {"score_seconds_per_step", per_step(row.decode_policy.observe, row)},
+                          {"select_seconds_per_step", per_step(row.decode_policy.select, row)},
+                          {"evict_seconds_per_step", per_step(row.decode_policy.evict, row)},
+                          {"entries_evicted", row.evicted}};
+    if (recall) {
+      one["num_right"] = row.answers.num_right;
+      one["num_questions"] = row.answers.num_questions;
+    } else {
+      one["nll"] = row.decoded.nll;
+    }
+    result.push_back(std::move(one));
+  }
+  return result;
+}
+
+}  // namespace detail
+
+inline int run_compare(const Common& common, const CompareOptions& options) {
+  Progress progress;
+  progress.show("loading " + common.model);
+  Runtime runtime(common);
+  const bool built_in = is_built_in_model(runtime.file());
+  const RecallKind kind = built_in ? RecallKind::kBuiltInModel : RecallKind::kWord;
+  runtime.check_fits(options.prompt_len, "--prompt-len");
+  std::vector<Token> text = runtime.tokenizer().encode(kStory);
+  if (text.size() > options.decode_tokens + 1) text.resize(options.decode_tokens + 1);
+  runtime.check_fits(text.size(), "--decode-tokens");
+
+  const auto recall = detail::compare_recall(runtime, options, kind, progress);
+  const auto decode = detail::compare_decode(runtime, options, text, progress);
+  progress.show("");
+  std::printf("%s\n\nPrompt compression: facts in prompts of %zu tokens, the cache cut at the "
+              "prompt's end\n",
+              common.model.c_str(), options.prompt_len);
+  detail::print_rows(recall, true);
+  std::printf("\nLong decode: a story of %zu tokens, predicted token by token under the budget\n",
+              text.size());
+  detail::print_rows(decode, false);
+  std::printf("\nKV MB: memory of K and V really held. score, select: the policy's time in a decode "
+              "step;\n%% step: its share of the step, moving rows included.\n");
+  write_json(common.json, {{"model", common.model},
+                           {"prompt_len", options.prompt_len},
+                           {"decode_tokens", text.size()},
+                           {"recall", detail::json_rows(recall, true)},
+                           {"decode", detail::json_rows(decode, false)}});
+  return 0;
+}
+
+}  // namespace lm
+
+#endif  // KVEVICT_EXAMPLES_LM_COMPARE_HPP_

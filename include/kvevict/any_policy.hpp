@@ -1,0 +1,278 @@
+#ifndef KVEVICT_ANY_POLICY_HPP_
+#define KVEVICT_ANY_POLICY_HPP_
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/counters.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/core/eviction_policy.hpp"
+#include "kvevict/core/keep_mask.hpp"
+#include "kvevict/core/lane.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/core/step_inputs.hpp"
+#include "kvevict/core/types.hpp"
+#include "kvevict/kernels/kernels.hpp"
+#include "kvevict/option_text.hpp"
+#include "kvevict/policies/controls.hpp"
+#include "kvevict/policies/epikv.hpp"
+#include "kvevict/policies/h2o.hpp"
+#include "kvevict/policies/inertiakv.hpp"
+#include "kvevict/policies/laprox.hpp"
+#include "kvevict/policies/snapkv.hpp"
+#include "kvevict/policies/streaming_llm.hpp"
+#include "kvevict/scoring/output_projection.hpp"
+
+KVEVICT_NAMESPACE_BEGIN
+
+/// A policy chosen at run time: a value like any policy, with one virtual call per call. Signals
+/// that the policy does not use are ignored; ask wants_* before making them.
+class AnyPolicy {
+ public:
+  template <EvictionPolicy P>
+  explicit AnyPolicy(P policy) : self_(std::make_unique<Model<P>>(std::move(policy))) {}
+  AnyPolicy(const AnyPolicy& other) : self_(other.self_->clone()) {}
+  AnyPolicy& operator=(const AnyPolicy& other) {
+    if (this != &other) self_ = other.self_->clone();
+    return *this;
+  }
+  AnyPolicy(AnyPolicy&&) noexcept = default;
+  AnyPolicy& operator=(AnyPolicy&&) noexcept = default;
+  ~AnyPolicy() = default;
+
+  [[nodiscard]] std::string_view name() const { return self_->name(); }
+  [[nodiscard]] Inputs required_inputs() const { return self_->required_inputs(); }
+  [[nodiscard]] AttentionUse attention_use() const { return self_->attention_use(); }
+
+  void begin(std::size_t prompt_len, std::span<const PositionSpan> pinned = {}) {
+    self_->begin(prompt_len, pinned);
+  }
+  void append(std::size_t count) { self_->append(count); }
+  [[nodiscard]] std::size_t wanted_attention_rows(std::size_t layer) const {
+    return self_->wanted_attention_rows(layer);
+  }
+  [[nodiscard]] bool wants_attention(std::size_t layer) const {
+    return wanted_attention_rows(layer) > 0;
+  }
+  [[nodiscard]] bool wants_hidden(std::size_t layer) const { return self_->wants_hidden(layer); }
+  [[nodiscard]] bool wants_cache() const { return self_->wants_cache(); }
+  void observe_attention(std::size_t layer, const AttentionRows& rows) {
+    self_->observe_attention(layer, rows);
+  }
+  template <KvCacheView View>
+  void observe_queries(std::size_t layer, const QueryRows& queries, const View& view) {
+    self_->observe_queries(layer, queries, as_view_ref(view));
+  }
+  void observe_hidden(std::size_t layer, const HiddenRows& rows) {
+    self_->observe_hidden(layer, rows);
+  }
+  template <KvCacheView View>
+  void observe_cache(const View& view) {
+    self_->observe_cache(as_view_ref(view));
+  }
+  template <KvCacheView View>
+  void end_prefill(const View& view) {
+    self_->end_prefill(as_view_ref(view));
+  }
+  [[nodiscard]] bool should_evict() const { return self_->should_evict(); }
+  template <KvCacheView View>
+  [[nodiscard]] const KeepMask& select(const View& view) const {
+    return self_->select(as_view_ref(view));
+  }
+  void apply(const KeepMask& mask) { self_->apply(mask); }
+  void truncate(std::size_t new_length) { self_->truncate(new_length); }
+  void reset() { self_->reset(); }
+  [[nodiscard]] std::size_t length() const { return self_->length(); }
+  [[nodiscard]] const Counters& counters() const { return self_->counters(); }
+
+ private:
+  struct Interface {
+    Interface() = default;
+    Interface(const Interface&) = default;
+    Interface& operator=(const Interface&) = delete;
+    virtual ~Interface() = default;
+    [[nodiscard]] virtual std::unique_ptr<Interface> clone() const = 0;
+    [[nodiscard]] virtual std::string_view name() const = 0;
+    [[nodiscard]] virtual Inputs required_inputs() const = 0;
+    [[nodiscard]] virtual AttentionUse attention_use() const = 0;
+    virtual void begin(std::size_t prompt_len, std::span<const PositionSpan> pinned) = 0;
+    virtual void append(std::size_t count) = 0;
+    [[nodiscard]] virtual std::size_t wanted_attention_rows(std::size_t layer) const = 0;
+    [[nodiscard]] virtual bool wants_hidden(std::size_t layer) const = 0;
+    [[nodiscard]] virtual bool wants_cache() const = 0;
+    virtual void observe_attention(std::size_t layer, const AttentionRows& rows) = 0;
+    virtual void observe_queries(std::size_t layer, const QueryRows& queries,
+                                 const ViewRef& view) = 0;
+    virtual void observe_hidden(std::size_t layer, const HiddenRows& rows) = 0;
+    virtual void observe_cache(const ViewRef& view) = 0;
+    virtual void end_prefill(const ViewRef& view) = 0;
+    [[nodiscard]] virtual bool should_evict() const = 0;
+    [[nodiscard]] virtual const KeepMask& select(const ViewRef& view) const = 0;
+    virtual void apply(const KeepMask& mask) = 0;
+    virtual void truncate(std::size_t new_length) = 0;
+    virtual void reset() = 0;
+    [[nodiscard]] virtual std::size_t length() const = 0;
+    [[nodiscard]] virtual const Counters& counters() const = 0;
+  };
+
+  template <class P>
+  struct Model final : Interface {
+    explicit Model(P p) : policy(std::move(p)) {}
+    [[nodiscard]] std::unique_ptr<Interface> clone() const override {
+      return std::make_unique<Model>(*this);
+    }
+    [[nodiscard]] std::string_view name() const override { return P::kName; }
+    [[nodiscard]] Inputs required_inputs() const override { return P::kRequiredInputs; }
+    [[nodiscard]] AttentionUse attention_use() const override { return P::kAttentionUse; }
+    void begin(std::size_t prompt_len, std::span<const PositionSpan> pinned) override {
+      policy.begin(prompt_len, pinned);
+    }
+    void append(std::size_t count) override { policy.append(count); }
+    [[nodiscard]] std::size_t wanted_attention_rows(std::size_t layer) const override {
+      return policy.wanted_attention_rows(layer);
+    }
+    [[nodiscard]] bool wants_hidden(std::size_t layer) const override {
+      return policy.wants_hidden(layer);
+    }
+    [[nodiscard]] bool wants_cache() const override {
+      if constexpr (requires { P::wants_cache(); }) {
+        return P::wants_cache();
+      } else {
+        return false;
+      }
+    }
+    void observe_attention(std::size_t layer, const AttentionRows& rows) override {
+      if constexpr (requires { policy.observe_attention(layer, rows); }) {
+        policy.observe_attention(layer, rows);
+      }
+    }
+    void observe_queries(std::size_t layer, const QueryRows& queries,
+                         const ViewRef& view) override {
+      if constexpr (requires { policy.observe_queries(layer, queries, view); }) {
+        policy.observe_queries(layer, queries, view);
+      }
+    }
+    void observe_hidden(std::size_t layer, const HiddenRows& rows) override {
+      if constexpr (requires { policy.observe_hidden(layer, rows); }) {
+        policy.observe_hidden(layer, rows);
+      }
+    }
+    void observe_cache(const ViewRef& view) override {
+      if constexpr (requires { policy.observe_cache(view); }) policy.observe_cache(view);
+    }
+    void end_prefill(const ViewRef& view) override { policy.end_prefill(view); }
+    [[nodiscard]] bool should_evict() const override { return policy.should_evict(); }
+    [[nodiscard]] const KeepMask& select(const ViewRef& view) const override {
+      return policy.select(view);
+    }
+    void apply(const KeepMask& mask) override { policy.apply(mask); }
+    void truncate(std::size_t new_length) override { policy.truncate(new_length); }
+    void reset() override { policy.reset(); }
+    [[nodiscard]] std::size_t length() const override { return policy.length(); }
+    [[nodiscard]] const Counters& counters() const override { return policy.counters(); }
+
+    P policy;
+  };
+
+  std::unique_ptr<Interface> self_;
+};
+
+/// What make_policy has to know of the model and of the engine.
+struct ModelInfo {
+  CacheShape shape;
+  /// What the engine can hand over. A policy that needs more is refused.
+  Inputs supplied = Inputs::kAttention | Inputs::kHiddenStates | Inputs::kKeys | Inputs::kValues |
+                    Inputs::kOutputProjection;
+  std::shared_ptr<const OutputProjection> output_projection = nullptr;  ///< for LaProx
+  const kernels::KernelSet* kernel = nullptr;                           ///< null: the best one
+};
+
+namespace detail {
+
+template <class... Ps>
+struct PolicyList {};
+
+/// Every policy that can be made by name. A new one is a line here.
+using NamedPolicies = PolicyList<FullKV, RandomEviction, StreamingLLM, H2O, SnapKV, EpiKV,
+                                 LaProx, InertiaKV>;
+
+/// Letters in lower case, without '_' and '-': "Streaming-LLM" and "streaming_llm" are the same.
+[[nodiscard]] inline std::string plain_name(std::string_view name) {
+  std::string plain;
+  for (const char c : name) {
+    if (c == '_' || c == '-') continue;
+    plain.push_back(c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c);
+  }
+  return plain;
+}
+
+[[nodiscard]] inline std::string input_names(Inputs inputs) {
+  std::string names;
+  const auto add = [&](Inputs input, std::string_view name) {
+    if (covers(inputs, input)) names.append(names.empty() ? "" : ", ").append(name);
+  };
+  add(Inputs::kAttention, "attention rows or queries");
+  add(Inputs::kHiddenStates, "hidden states");
+  add(Inputs::kKeys, "keys");
+  add(Inputs::kValues, "values");
+  add(Inputs::kOutputProjection, "output projection");
+  return names;
+}
+
+template <class Method>
+[[nodiscard]] AnyPolicy make_from_text(std::type_identity<Policy<Method>> /*policy*/,
+                                       std::string_view options_text, const ModelInfo& model) {
+  const auto missing = static_cast<Inputs>(static_cast<std::uint32_t>(Method::kRequiredInputs) &
+                                           ~static_cast<std::uint32_t>(model.supplied));
+  if (missing != Inputs::kNothing) {
+    throw_invalid_argument(Method::kName,
+                           std::string("the engine does not supply ").append(input_names(missing)));
+  }
+  typename Method::Options options;
+  read_options<Method>(options_text, options);
+  if constexpr (requires { options.output_projection; }) {
+    options.output_projection = model.output_projection;
+  }
+  return AnyPolicy(Policy<Method>(options, model.shape,
+                                  model.kernel != nullptr ? *model.kernel : kernels::best()));
+}
+
+template <class Visit, class... Ps>
+void for_each_policy(PolicyList<Ps...> /*list*/, Visit&& visit) {
+  (visit(std::type_identity<Ps>{}), ...);
+}
+
+}  // namespace detail
+
+/// Makes a policy from its name and its options, "key=value,key=value". Case, '_' and '-' in the
+/// name do not matter. Throws InvalidArgument: a name or a key that is not known (the text lists
+/// those that are), a value that cannot be read or is refused, an input that is not supplied.
+[[nodiscard]] inline AnyPolicy make_policy(std::string_view name, std::string_view options,
+                                           const ModelInfo& model) {
+  std::unique_ptr<AnyPolicy> made;
+  std::string known;
+  detail::for_each_policy(detail::NamedPolicies{}, [&](auto policy) {
+    using P = typename decltype(policy)::type;
+    known.append(known.empty() ? "" : ", ").append(P::kName);
+    if (made == nullptr && detail::plain_name(P::kName) == detail::plain_name(name)) {
+      made = std::make_unique<AnyPolicy>(detail::make_from_text(policy, options, model));
+    }
+  });
+  if (made == nullptr) {
+    detail::throw_invalid_argument("make_policy", std::string("no policy '")
+                                                      .append(name)
+                                                      .append("'; known: ")
+                                                      .append(known));
+  }
+  return std::move(*made);
+}
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_ANY_POLICY_HPP_

@@ -1,0 +1,134 @@
+#ifndef KVEVICT_OPTION_TEXT_HPP_
+#define KVEVICT_OPTION_TEXT_HPP_
+
+#include <charconv>
+#include <concepts>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <type_traits>
+#include <vector>
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/budget.hpp"
+#include "kvevict/core/error.hpp"
+
+KVEVICT_NAMESPACE_BEGIN
+namespace detail {
+
+// Reads one option of a policy from text. The overloads are the types that options have.
+
+template <class Number>
+[[nodiscard]] bool read_number(std::string_view text, Number& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+template <class Number>
+  requires((std::integral<Number> || std::floating_point<Number>) && !std::same_as<Number, bool>)
+[[nodiscard]] bool read_option(std::string_view text, Number& value, std::string& expected) {
+  expected = std::integral<Number> ? "a whole number" : "a number";
+  return read_number(text, value);
+}
+
+[[nodiscard]] inline bool read_option(std::string_view text, bool& value, std::string& expected) {
+  expected = "true or false";
+  value = text == "true" || text == "1";
+  return value || text == "false" || text == "0";
+}
+
+/// "1024" tokens per KV head, "10%" of what is cached, "total:4096" entries over the model.
+[[nodiscard]] inline bool read_option(std::string_view text, Budget& value,
+                                      std::string& expected) {
+  expected = "tokens per KV head (1024), a share to keep (10%) or entries in all (total:4096)";
+  constexpr std::string_view kTotal = "total:";
+  std::size_t count = 0;
+  if (text.substr(0, kTotal.size()) == kTotal) {
+    if (!read_number(text.substr(kTotal.size()), count)) return false;
+    value = Budget::total(count);
+    return true;
+  }
+  if (!text.empty() && text.back() == '%') {
+    double percent = 0;
+    if (!read_number(text.substr(0, text.size() - 1), percent)) return false;
+    if (!(percent >= 0 && percent <= 100)) return false;
+    value = Budget::keep_ratio(percent / 100);
+    return true;
+  }
+  if (!read_number(text, count)) return false;
+  value = Budget::tokens(count);
+  return true;
+}
+
+/// Whole numbers with colons between them: "3:7:21".
+[[nodiscard]] inline bool read_option(std::string_view text, std::vector<std::size_t>& value,
+                                      std::string& expected) {
+  expected = "whole numbers with ':' between them";
+  value.clear();
+  while (!text.empty()) {
+    const std::size_t end = text.find(':');
+    if (!read_number(text.substr(0, end), value.emplace_back())) return false;
+    text = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
+  }
+  return true;
+}
+
+/// An enumerator by the name that enum_names(E) gives it, found beside the enum.
+template <class Enum>
+  requires std::is_enum_v<Enum>
+[[nodiscard]] bool read_option(std::string_view text, Enum& value, std::string& expected) {
+  expected = "one of";
+  for (const auto& [name, enumerator] : enum_names(Enum{})) {
+    if (name == text) {
+      value = enumerator;
+      return true;
+    }
+    expected.append(" ").append(name);
+  }
+  return false;
+}
+
+/// Sets the options of `Method` that `text` names: key=value, separated by commas. Throws
+/// InvalidArgument for a key that does not exist (listing those that do) or a value that cannot
+/// be read (saying what is expected).
+template <class Method>
+void read_options(std::string_view text, typename Method::Options& options) {
+  while (!text.empty()) {
+    const std::size_t comma = text.find(',');
+    const std::string_view pair = text.substr(0, comma);
+    text = comma == std::string_view::npos ? std::string_view() : text.substr(comma + 1);
+    const std::size_t equals = pair.find('=');
+    const std::string key(pair.substr(0, equals));
+    const std::string_view value =
+        equals == std::string_view::npos ? std::string_view() : pair.substr(equals + 1);
+    bool found = false;
+    std::string valid;
+    const auto visit = [&](std::string_view name, auto& field) {
+      valid.append(valid.empty() ? "" : ", ").append(name);
+      if (name != key) return;
+      found = true;
+      std::string expected;
+      if (!read_option(value, field, expected)) {
+        throw_invalid_argument(Method::kName, std::string("option ")
+                                                  .append(key)
+                                                  .append("='")
+                                                  .append(value)
+                                                  .append("': expected ")
+                                                  .append(expected));
+      }
+    };
+    Method::visit_options(options, visit);
+    if (!found) {
+      throw_invalid_argument(Method::kName, std::string("no option '")
+                                                .append(key)
+                                                .append("'; valid: ")
+                                                .append(valid.empty() ? "none" : valid));
+    }
+  }
+}
+
+}  // namespace detail
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_OPTION_TEXT_HPP_

@@ -1,0 +1,159 @@
+#ifndef KVEVICT_POLICIES_EPIKV_HPP_
+#define KVEVICT_POLICIES_EPIKV_HPP_
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/budget.hpp"
+#include "kvevict/policies/epikv_rules.hpp"
+#include "kvevict/policies/policy.hpp"
+#include "kvevict/selection/streaming_top_k.hpp"
+#include "kvevict/temporal/hidden_trend.hpp"
+
+KVEVICT_NAMESPACE_BEGIN
+
+// The variants of EpiKV that look at hidden states alone.
+
+/// EpiKV: s(t) = z_10(t) - z_21(t) (eq. 3 and 4).
+struct EpiKVZScore {
+  static constexpr std::string_view kName = "EpiKV";
+  static constexpr BandStatistic kStatistic = BandStatistic::kZScore;
+  static constexpr std::size_t kFirstA = kEpiKVLayerA, kLastA = kEpiKVLayerA;
+  static constexpr std::size_t kFirstB = kEpiKVLayerB, kLastB = kEpiKVLayerB;
+  static constexpr double kWeightA = 1.0, kWeightB = 1.0;
+};
+
+/// HS-variance: rolling means in place of z-scores (eq. 2), no correction of their trend.
+struct EpiKVRollingMean : EpiKVZScore {
+  static constexpr std::string_view kName = "EpiKVRaw";
+  static constexpr BandStatistic kStatistic = BandStatistic::kMean;
+};
+
+/// Band-adaptive: whole bands, g averaged over their layers before the z-score; weights from the
+/// bands' correlations .141 and .109 (authors' code).
+struct EpiKVBandMean {
+  static constexpr std::string_view kName = "EpiKVBands";
+  static constexpr BandStatistic kStatistic = BandStatistic::kZScore;
+  static constexpr std::size_t kFirstA = 7, kLastA = 13;
+  static constexpr std::size_t kFirstB = 18, kLastB = 25;
+  static constexpr double kWeightA = 1.29, kWeightB = 1.0;
+};
+
+template <class Variant>
+struct EpiKVOptions {
+  Budget budget = 1024;                       ///< tokens kept, prompt included (paper: K)
+  std::size_t recent_window = kEpiKVRecency;  ///< newest tokens kept (R); unset: min(128, K / 4)
+  std::vector<std::size_t> layers_a = {};     ///< zero-based blocks; empty: the paper's, by depth
+  std::vector<std::size_t> layers_b = {};     ///< the same for the band that counts against
+  double weight_a = Variant::kWeightA;        ///< factor of band A
+  double weight_b = Variant::kWeightB;        ///< factor of band B, subtracted
+  std::size_t window = 64;                    ///< differences under the rolling statistic (w)
+  std::size_t max_rollback = 16;              ///< tokens that truncate takes back without loss
+};
+
+/// EpiKV (arXiv 2606.26472): keeps tokens at which the middle of the network moves unusually far
+/// and its upper part does not.
+///
+///   g_l(t) = || h_l(t) - h_l(t - 1) ||_2 after block l, in the step that feeds token t   (1)
+///   s(t) = weight_a f(mean over A of g_l) - weight_b f(mean over B of g_l), frozen       (2) - (4)
+///
+/// with f a rolling statistic of the last w decoded tokens, t included; population deviation,
+/// z = 0 for fewer than two values and for equal ones. No attention, no keys, no values.
+///
+/// Hidden states: each decode step's rows of the layers for which wants_hidden holds, and, in the
+/// prompt, those of its last token. Without them the first difference is 0 and enters the window.
+/// Left open by the paper: several tokens in a step are scored one by one; a vector that is not
+/// finite spoils the two differences it is part of, whose tokens score 0; equal scores keep the
+/// older token.
+template <class Variant>
+class EpiKVMethod {
+ public:
+  using Options = EpiKVOptions<Variant>;
+  static constexpr std::string_view kName = Variant::kName;
+  static constexpr Inputs kRequiredInputs = Inputs::kHiddenStates;
+  static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
+
+  EpiKVMethod(const Options& options, const CacheShape& shape)
+      : budget_(options.budget),
+        recency_(detail::epikv_recency(kName, options.budget, options.recent_window, shape)),
+        shape_(shape),
+        hidden_(shape, bands(options, shape), Variant::kStatistic,
+                detail::epikv_window(kName, options.window), options.max_rollback) {}
+
+  [[nodiscard]] MaskScope scope() const noexcept { return MaskScope::kModel; }
+  [[nodiscard]] Trigger trigger() const noexcept { return Trigger::kDecodeSteps; }
+  [[nodiscard]] Protection protection(const Sequence& /*sequence*/) const noexcept {
+    return {.recent_window = recency_, .prompt = true};
+  }
+  [[nodiscard]] Allocation allocation(const Sequence& /*sequence*/) const noexcept {
+    return {.budget = budget_};
+  }
+  [[nodiscard]] auto state() noexcept { return std::tie(hidden_); }
+
+  [[nodiscard]] bool wants_hidden(std::size_t layer) const noexcept {
+    return hidden_.wants(layer);
+  }
+  std::size_t observe_hidden(std::size_t layer, const HiddenRows& rows, const Sequence& sequence,
+                             const kernels::KernelSet& kernel) {
+    return hidden_.observe(layer, rows, sequence, kernel);
+  }
+  void score(const ScoreInput& /*input*/, std::size_t /*lane*/,
+             std::span<float> out) const noexcept {
+    std::copy(hidden_.scores().begin(), hidden_.scores().end(), out.begin());
+  }
+
+  /// [seq_len] frozen score of each slot; -infinity where none was given.
+  [[nodiscard]] std::span<const float> scores() const noexcept { return hidden_.scores(); }
+
+  /// The same decisions in O(log K) a token, for engines that put the next token where the evicted
+  /// one was. The policy then only scores (append and observe_hidden, no apply); feed scores().back()
+  /// of every decoded token.
+  [[nodiscard]] StreamingTopK streaming() const {
+    return {budget_.tokens_of(0, shape_.num_layers * shape_.num_kv_heads), recency_};
+  }
+
+  template <class Visit>
+  static void visit_options(Options& options, Visit&& visit) {
+    visit("budget", options.budget);
+    visit("recent_window", options.recent_window);
+    visit("layers_a", options.layers_a);
+    visit("layers_b", options.layers_b);
+    visit("weight_a", options.weight_a);
+    visit("weight_b", options.weight_b);
+    visit("window", options.window);
+    visit("max_rollback", options.max_rollback);
+  }
+
+ private:
+  [[nodiscard]] static std::vector<LayerBand> bands(const Options& options,
+                                                    const CacheShape& shape) {
+    return {{detail::epikv_layers(kName, "layers_a", options.layers_a, Variant::kFirstA,
+                                  Variant::kLastA, shape.num_layers),
+             options.weight_a},
+            {detail::epikv_layers(kName, "layers_b", options.layers_b, Variant::kFirstB,
+                                  Variant::kLastB, shape.num_layers),
+             -options.weight_b}};
+  }
+
+  Budget budget_;
+  std::size_t recency_;
+  CacheShape shape_;
+  HiddenTrend hidden_;
+};
+
+using EpiKV = Policy<EpiKVMethod<EpiKVZScore>>;
+using EpiKVRaw = Policy<EpiKVMethod<EpiKVRollingMean>>;
+using EpiKVBands = Policy<EpiKVMethod<EpiKVBandMean>>;
+
+static_assert(EvictionPolicy<EpiKV>);
+static_assert(EvictionPolicy<EpiKVRaw>);
+static_assert(EvictionPolicy<EpiKVBands>);
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_POLICIES_EPIKV_HPP_

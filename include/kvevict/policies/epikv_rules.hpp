@@ -1,0 +1,75 @@
+#ifndef KVEVICT_POLICIES_EPIKV_RULES_HPP_
+#define KVEVICT_POLICIES_EPIKV_RULES_HPP_
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <string_view>
+#include <vector>
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/budget.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/core/shape.hpp"
+
+KVEVICT_NAMESPACE_BEGIN
+
+// What every variant of EpiKV (arXiv 2606.26472) shares.
+//
+// One keep-set for all layers and heads. The prompt is neither scored nor evicted; after each
+// decode step the cache is cut to K tokens, prompt included: the newest R stay and the best of the
+// rest. A prompt longer than K leaves D = max(K - P, 0) = 0 tokens to decoding and the cache at P.
+// D < R: the newest D stay. The last sampled token has neither KV nor score.
+
+/// Recent window of min(128, K / 4) tokens (appendix D).
+inline constexpr std::size_t kEpiKVRecency = std::numeric_limits<std::size_t>::max();
+
+/// Blocks of the paper's 32-layer model that the score compares (section 3): one of each band.
+inline constexpr std::size_t kEpiKVLayerA = 10;
+inline constexpr std::size_t kEpiKVLayerB = 21;
+
+namespace detail {
+
+/// The recent window that `recent_window` stands for. Throws where K is not a number of tokens: a
+/// share of a cache that is cut in every step has no meaning.
+[[nodiscard]] inline std::size_t epikv_recency(std::string_view where, const Budget& budget,
+                                               std::size_t recent_window,
+                                               const CacheShape& shape) {
+  require(budget.is_tokens() || budget.is_total(), where, "budget", budget.count(),
+          "must be a number of tokens or a total, not a share");
+  if (recent_window != kEpiKVRecency) return recent_window;
+  return std::min<std::size_t>(
+      128, budget.tokens_of(0, shape.num_layers * shape.num_kv_heads) / 4);
+}
+
+/// `given`, checked, or blocks [first, last] of the paper's 32 at the same share of the depth: block
+/// l becomes round(l L / 32), half up. Other depths were not validated by the authors. Below three
+/// layers 10 and 21 fall together and their difference is 0.
+[[nodiscard]] inline std::vector<std::size_t> epikv_layers(std::string_view where,
+                                                           std::string_view field,
+                                                           std::vector<std::size_t> given,
+                                                           std::size_t first, std::size_t last,
+                                                           std::size_t num_layers) {
+  for (const std::size_t layer : given) {
+    require(layer < num_layers, where, field, layer, "must be < num_layers");
+  }
+  if (!given.empty()) return given;
+  const auto at_depth = [&](std::size_t layer) {
+    return std::min((layer * num_layers + 16) / 32, num_layers - 1);
+  };
+  for (std::size_t layer = at_depth(first); layer <= at_depth(last); ++layer) {
+    given.push_back(layer);
+  }
+  return given;
+}
+
+/// `window` of the rolling statistics, checked.
+[[nodiscard]] inline std::size_t epikv_window(std::string_view where, std::size_t window) {
+  require(window > 0, where, "window", window, "must be > 0");
+  return window;
+}
+
+}  // namespace detail
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_POLICIES_EPIKV_RULES_HPP_

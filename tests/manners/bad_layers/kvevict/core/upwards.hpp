@@ -1,0 +1,4 @@
+#include <iostream>
+#include <Eigen/Core>
+#include "kvevict/policies/snapkv.hpp"
+#include "kvevict/kernels/kernels.hpp"

@@ -1,0 +1,2 @@
+#include <kvevict/core/shape.hpp>
+#include "kvevict/elsewhere/file.hpp"

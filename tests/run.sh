@@ -1,0 +1,99 @@
+#!/bin/sh
+# sh tests/run.sh [OPTION]... [CTEST ARGUMENT]...
+#
+# Builds kvevict in build/ and runs all of its tests; installs by apt what is missing for that.
+#
+#   --sanitize   address and undefined-behaviour sanitizers and libstdc++'s debug mode
+#   --clang      clang++ instead of the default compiler
+#   --no-simd    scalar kernels only
+#   --neon       cross-compile the kernels for AArch64 and run them under qemu
+#   --model      fetch SmolLM2-135M and test with it too (once there, it always takes part)
+#   --clean      delete the build directory first
+#   --jobs N     parallel jobs (default: all processors)
+#   --help       this text
+#
+# The first four build the unit tests alone, each in a directory of its own under build/.
+# Everything else goes to ctest: sh tests/run.sh -R SnapKV
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+. "$root/cmake/setup.sh"
+
+variant=
+wants_model=
+clean=
+while [ $# -gt 0 ]; do
+  case $1 in
+    --help | -h)
+      print_help
+      exit 0
+      ;;
+    --sanitize | --clang | --no-simd | --neon) variant=${1#--} ;;
+    --model) wants_model=yes ;;
+    --clean) clean=yes ;;
+    --jobs)
+      [ $# -gt 1 ] || fail "--jobs needs a number"
+      jobs=$2
+      shift
+      ;;
+    *) break ;;
+  esac
+  shift
+done
+
+directory=$build${variant:+/$variant}
+[ -z "$clean" ] || rm -rf "$directory"
+need_base
+options='-DKVEVICT_BUILD_EXAMPLES=OFF -DKVEVICT_BUILD_BENCHMARKS=OFF'
+target=unit_tests
+selection='-L unit'
+# From source where the installed library does not fit.
+own_googletest=-DCMAKE_DISABLE_FIND_PACKAGE_GTest=ON
+case $variant in
+  sanitize | neon)
+    need_packages googletest
+    [ ! -d /usr/src/googletest ] ||
+      own_googletest="$own_googletest -DFETCHCONTENT_SOURCE_DIR_GTEST=/usr/src/googletest"
+    ;;
+esac
+case $variant in
+  '')
+    options=-DCMAKE_BUILD_TYPE=Release
+    target=all
+    selection=
+    ;;
+  sanitize)
+    # The debug mode changes the layout of containers.
+    options="$options -DCMAKE_BUILD_TYPE=Debug -DKVEVICT_NATIVE=OFF $own_googletest"
+    CXXFLAGS='-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_DEBUG'
+    export CXXFLAGS
+    ;;
+  clang)
+    have clang++ || need_packages clang
+    options="$options -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER=clang++"
+    target='unit_tests kvevict_headers_alone multi_tu_test'
+    ;;
+  no-simd) options="$options -DCMAKE_BUILD_TYPE=Release -DKVEVICT_ENABLE_SIMD=OFF" ;;
+  neon)
+    need_packages g++-aarch64-linux-gnu qemu-user-static
+    options="$options -DCMAKE_BUILD_TYPE=Release $own_googletest
+      -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64
+      -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_EXE_LINKER_FLAGS=-static
+      -DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64-static"
+    target=kernels_test
+    selection='-R ^kernels[.]'
+    ;;
+esac
+
+# shellcheck disable=SC2086  # lists of words
+configure "$directory" $options
+# shellcheck disable=SC2086
+build_targets "$directory" $target
+
+[ -z "$wants_model" ] || fetch_model
+if [ -e "$build/models/$model_name" ]; then
+  KVEVICT_MODEL=${KVEVICT_MODEL:-$build/models/$model_name}
+  export KVEVICT_MODEL
+fi
+# shellcheck disable=SC2086
+ctest --test-dir "$directory" --output-on-failure --no-tests=error --parallel "$jobs" \
+  $selection "$@"
