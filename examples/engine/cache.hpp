@@ -45,7 +45,8 @@ class KvCache {
   }
   [[nodiscard]] std::size_t longest_lane() const noexcept {
     std::size_t longest = 0;
-    for (const KvLane& lane : lanes_) longest = std::max(longest, lane.size());
+    for (const KvLane& lane : lanes_)
+      longest = std::max(longest, lane.size());
     return longest;
   }
 
@@ -75,7 +76,8 @@ class KvCache {
     }
     for (std::size_t to = 0; to < slots.size(); ++to) {
       const std::size_t from = slots[to];
-      if (from == to) continue;
+      if (from == to)
+        continue;
       std::copy_n(&cut.keys[from * head_dim_], head_dim_, &cut.keys[to * head_dim_]);
       std::copy_n(&cut.values[from * head_dim_], head_dim_, &cut.values[to * head_dim_]);
       cut.positions[to] = cut.positions[from];
@@ -86,7 +88,8 @@ class KvCache {
   /// Drops the rows from slot `size` on: the newest ones, or what a compaction left behind.
   void truncate(std::size_t layer, std::size_t kv_head, std::size_t size) {
     KvLane& cut = lane(layer, kv_head);
-    if (size > cut.num_rows) throw std::invalid_argument("KvCache::truncate: no so many rows");
+    if (size > cut.num_rows)
+      throw std::invalid_argument("KvCache::truncate: no so many rows");
     cut.num_rows = size;
   }
 
@@ -94,7 +97,8 @@ class KvCache {
   /// less than an eighth of a lane stays, lest every step of a full cache copies everything.
   void shrink() {
     for (KvLane& lane : lanes_) {
-      if (lane.capacity() - lane.num_rows > lane.num_rows / 8) reallocate(lane, lane.num_rows);
+      if (lane.capacity() - lane.num_rows > lane.num_rows / 8)
+        reallocate(lane, lane.num_rows);
     }
   }
 

@@ -59,7 +59,7 @@ class CacheView {
   auto projection = std::make_shared<kvevict::OutputProjection>(cache_shape(c), c.hidden_size);
   Matrix weight;
   for (std::size_t layer = 0; layer < c.num_layers; ++layer) {
-    weight = model.layer(layer).output.transpose();  // [q_size, hidden_size]
+    weight = model.layer(layer).output.dequantise().transpose();  // [q_size, hidden_size]
     projection->set_layer(layer, weight.data());
   }
   return projection;

@@ -10,7 +10,7 @@
 #include <fstream>
 #include <limits>
 #include <map>
-#include <span>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -21,8 +21,9 @@
 // Reader of GGUF files, versions 2 and 3: metadata by key, rows of tensors dequantised to float.
 //
 // In here: conversions of 16-bit floats; one function for each block format and their table,
-// kTensorTypes; GgufFile. A file is not trusted: every count and size is compared with the bytes that are there
-// before memory is taken, and whatever is wrong ends in one std::runtime_error "file: what".
+// kTensorTypes; GgufFile. A file is not trusted: every count and size is compared with the bytes
+// that are there before memory is taken, and whatever is wrong ends in one std::runtime_error
+// "file: what".
 namespace engine {
 
 static_assert(std::endian::native == std::endian::little, "GGUF files are read as they lie");
@@ -58,8 +59,12 @@ template <std::size_t Size>
   return half_to_float(load<std::uint16_t>(bytes));
 }
 
-inline void block_f32(const std::byte* block, float* out) noexcept { *out = load<float>(block); }
-inline void block_f16(const std::byte* block, float* out) noexcept { *out = load_half(block); }
+inline void block_f32(const std::byte* block, float* out) noexcept {
+  *out = load<float>(block);
+}
+inline void block_f16(const std::byte* block, float* out) noexcept {
+  *out = load_half(block);
+}
 inline void block_bf16(const std::byte* block, float* out) noexcept {
   *out = bfloat16_to_float(load<std::uint16_t>(block));
 }
@@ -68,7 +73,8 @@ inline void block_bf16(const std::byte* block, float* out) noexcept {
 inline void block_q8_0(const std::byte* block, float* out) noexcept {
   const float scale = load_half(block);
   const auto quants = load<std::array<std::int8_t, 32>>(block + 2);
-  for (std::size_t i = 0; i < 32; ++i) out[i] = scale * static_cast<float>(quants[i]);
+  for (std::size_t i = 0; i < 32; ++i)
+    out[i] = scale * static_cast<float>(quants[i]);
 }
 
 // [16 bytes]: element i is the low nibble of byte i, element i + 16 its high nibble.
@@ -149,7 +155,8 @@ template <std::size_t Size, std::size_t Bytes, void (*Block)(const std::byte*, f
 [[nodiscard]] constexpr TensorType tensor_type(std::string_view name, std::uint32_t id) noexcept {
   return {name, id, Size, Bytes,
           [](const std::byte* blocks, std::size_t num_blocks, float* out) noexcept {
-            for (; num_blocks > 0; --num_blocks, blocks += Bytes, out += Size) Block(blocks, out);
+            for (; num_blocks > 0; --num_blocks, blocks += Bytes, out += Size)
+              Block(blocks, out);
           }};
 }
 
@@ -171,6 +178,7 @@ struct GgufTensor {
   std::size_t offset;  ///< in the file
 };
 
+/// Copies share the bytes.
 class GgufFile {
  public:
   /// Integers of any width are kept as int64, f32 and f64 as double.
@@ -194,8 +202,9 @@ class GgufFile {
 
   /// @param name  stands for the file in error messages
   GgufFile(std::vector<std::byte> bytes, std::string name)
-      : bytes_(std::move(bytes)), name_(std::move(name)) {
-    if (bytes_.size() < 4 || std::memcmp(bytes_.data(), "GGUF", 4) != 0) {
+      : bytes_(std::make_shared<const std::vector<std::byte>>(std::move(bytes))),
+        name_(std::move(name)) {
+    if (size() < 4 || std::memcmp(bytes_->data(), "GGUF", 4) != 0) {
       fail("not a GGUF file (wrong magic)");
     }
     cursor_ = 4;
@@ -206,27 +215,29 @@ class GgufFile {
     // The smallest tensor entry has 24 bytes (no name, no dimension), the smallest pair 13.
     const std::uint64_t num_tensors = next_count(24, "tensors");
     const std::uint64_t num_pairs = next_count(13, "metadata pairs");
-    for (std::uint64_t i = 0; i < num_pairs; ++i) read_pair();
-    for (std::uint64_t i = 0; i < num_tensors; ++i) read_tensor_entry();
+    for (std::uint64_t i = 0; i < num_pairs; ++i)
+      read_pair();
+    for (std::uint64_t i = 0; i < num_tensors; ++i)
+      read_tensor_entry();
     locate_tensors();
   }
-
-  [[nodiscard]] const std::string& name() const noexcept { return name_; }
-  [[nodiscard]] std::size_t num_tensors() const noexcept { return tensors_.size(); }
 
   /// The value of `key`, null if there is none; throws if it has another type.
   template <class T>
   [[nodiscard]] const T* find(const std::string& key) const {
     const auto found = metadata_.find(key);
-    if (found == metadata_.end()) return nullptr;
+    if (found == metadata_.end())
+      return nullptr;
     const T* value = std::get_if<T>(&found->second);
-    if (value == nullptr) fail("metadata key " + key + " has an unexpected type");
+    if (value == nullptr)
+      fail("metadata key " + key + " has an unexpected type");
     return value;
   }
   template <class T>
   [[nodiscard]] const T& get(const std::string& key) const {
     const T* value = find<T>(key);
-    if (value == nullptr) fail("metadata key " + key + " is missing");
+    if (value == nullptr)
+      fail("metadata key " + key + " is missing");
     return *value;
   }
   template <class T>
@@ -248,7 +259,8 @@ class GgufFile {
   }
   [[nodiscard]] const GgufTensor& tensor(const std::string& tensor_name) const {
     const auto found = tensors_.find(tensor_name);
-    if (found == tensors_.end()) fail("tensor " + tensor_name + " is missing");
+    if (found == tensors_.end())
+      fail("tensor " + tensor_name + " is missing");
     return found->second;
   }
   /// The same, but throws unless it is [rows, cols].
@@ -267,7 +279,7 @@ class GgufFile {
                   float* out) const noexcept {
     const std::size_t row_blocks = tensor.cols / tensor.type->block_size;
     const std::size_t start = tensor.offset + first * row_blocks * tensor.type->block_bytes;
-    tensor.type->dequantise(bytes_.data() + start, count * row_blocks, out);
+    tensor.type->dequantise(bytes_->data() + start, count * row_blocks, out);
   }
 
   [[noreturn]] void fail(const std::string& what) const {
@@ -275,12 +287,14 @@ class GgufFile {
   }
 
  private:
-  [[nodiscard]] std::size_t remaining() const noexcept { return bytes_.size() - cursor_; }
+  [[nodiscard]] std::size_t size() const noexcept { return bytes_->size(); }
+  [[nodiscard]] std::size_t remaining() const noexcept { return size() - cursor_; }
 
   template <class T>
   T next() {
-    if (remaining() < sizeof(T)) fail("truncated (the file ends inside its header)");
-    const T value = detail::load<T>(bytes_.data() + cursor_);
+    if (remaining() < sizeof(T))
+      fail("truncated (the file ends inside its header)");
+    const T value = detail::load<T>(bytes_->data() + cursor_);
     cursor_ += sizeof(T);
     return value;
   }
@@ -296,7 +310,8 @@ class GgufFile {
   std::string next_string() {
     const auto size = static_cast<std::size_t>(next_count(1, "characters"));
     std::string text(size, '\0');
-    if (size > 0) std::memcpy(text.data(), bytes_.data() + cursor_, size);
+    if (size > 0)
+      std::memcpy(text.data(), bytes_->data() + cursor_, size);
     cursor_ += size;
     return text;
   }
@@ -310,14 +325,22 @@ class GgufFile {
   // A value of one of the scalar types: bool, int64 or double.
   std::variant<bool, std::int64_t, double> next_scalar(std::uint32_t type, const std::string& key) {
     switch (type) {
-      case 0: return std::int64_t{next<std::uint8_t>()};
-      case 1: return std::int64_t{next<std::int8_t>()};
-      case 2: return std::int64_t{next<std::uint16_t>()};
-      case 3: return std::int64_t{next<std::int16_t>()};
-      case 4: return std::int64_t{next<std::uint32_t>()};
-      case 5: return std::int64_t{next<std::int32_t>()};
-      case 6: return double{next<float>()};
-      case 7: return next<std::uint8_t>() != 0;
+      case 0:
+        return std::int64_t{next<std::uint8_t>()};
+      case 1:
+        return std::int64_t{next<std::int8_t>()};
+      case 2:
+        return std::int64_t{next<std::uint16_t>()};
+      case 3:
+        return std::int64_t{next<std::int16_t>()};
+      case 4:
+        return std::int64_t{next<std::uint32_t>()};
+      case 5:
+        return std::int64_t{next<std::int32_t>()};
+      case 6:
+        return double{next<float>()};
+      case 7:
+        return next<std::uint8_t>() != 0;
       case 10: {
         const auto value = next<std::uint64_t>();
         if (value > std::uint64_t{std::numeric_limits<std::int64_t>::max()}) {
@@ -325,8 +348,10 @@ class GgufFile {
         }
         return static_cast<std::int64_t>(value);
       }
-      case 11: return next<std::int64_t>();
-      case 12: return next<double>();
+      case 11:
+        return next<std::int64_t>();
+      case 12:
+        return next<double>();
       default:
         fail("metadata key " + key + " has the unknown value type " + std::to_string(type));
     }
@@ -336,7 +361,8 @@ class GgufFile {
     const auto type = next<std::uint32_t>();
     if (type == kString) {
       std::vector<std::string> strings(next_count(8, "strings"));
-      for (std::string& text : strings) text = next_string();
+      for (std::string& text : strings)
+        text = next_string();
       return strings;
     }
     if (scalar_bytes(type) == 0) {
@@ -345,7 +371,8 @@ class GgufFile {
     const std::uint64_t count = next_count(scalar_bytes(type), "array elements");
     if (type == 6 || type == 12) {
       std::vector<double> numbers(count);
-      for (double& number : numbers) number = std::get<double>(next_scalar(type, key));
+      for (double& number : numbers)
+        number = std::get<double>(next_scalar(type, key));
       return numbers;
     }
     std::vector<std::int64_t> numbers(count);
@@ -382,7 +409,7 @@ class GgufFile {
     for (std::uint32_t i = 0; i < num_dims; ++i) {
       const auto dim = next<std::uint64_t>();
       // Every type takes at least half a byte for an element, so this also rules out overflow.
-      if (dim == 0 || dim > 2 * bytes_.size() / elements) {
+      if (dim == 0 || dim > 2 * size() / elements) {
         fail("tensor " + tensor.name + " has an impossible size (dimension " + std::to_string(i) +
              " is " + std::to_string(dim) + ")");
       }
@@ -420,16 +447,16 @@ class GgufFile {
     for (auto& [tensor_name, tensor] : tensors_) {
       const std::size_t bytes =
           tensor.rows * (tensor.cols / tensor.type->block_size) * tensor.type->block_bytes;
-      if (data > bytes_.size() || bytes > bytes_.size() - data ||
-          tensor.offset > bytes_.size() - data - bytes) {
+      if (data > size() || bytes > size() - data || tensor.offset > size() - data - bytes) {
         fail("truncated (tensor " + tensor_name + " lies beyond the end of the file)");
       }
-      if (tensor.offset % align != 0) fail("tensor " + tensor_name + " is not aligned");
+      if (tensor.offset % align != 0)
+        fail("tensor " + tensor_name + " is not aligned");
       tensor.offset += data;
     }
   }
 
-  std::vector<std::byte> bytes_;
+  std::shared_ptr<const std::vector<std::byte>> bytes_;
   std::string name_;
   std::size_t cursor_ = 0;
   std::map<std::string, Value> metadata_;

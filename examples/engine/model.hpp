@@ -1,7 +1,10 @@
 #ifndef KVEVICT_EXAMPLES_ENGINE_MODEL_HPP_
 #define KVEVICT_EXAMPLES_ENGINE_MODEL_HPP_
 
+#include "engine/gguf.hpp"
+
 #include <Eigen/Core>
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -10,8 +13,6 @@
 #include <string>
 #include <utility>
 #include <vector>
-
-#include "engine/gguf.hpp"
 
 // What a model is made of: its numbers (ModelConfig) and its weights (LayerWeights), from a GGUF
 // file of the Llama or Qwen2 architecture. Matrices stay as they are in the file and are turned to
@@ -161,7 +162,8 @@ class Model {
   // Vectors behind each other, each as long as its part's `rows`.
   static Vector read_vector(const GgufFile& file, const std::vector<WeightMatrix::Part>& parts) {
     std::size_t size = 0;
-    for (const auto& part : parts) size += file.tensor(part.name, 1, part.rows).cols;
+    for (const auto& part : parts)
+      size += file.tensor(part.name, 1, part.rows).cols;
     Vector result(static_cast<Eigen::Index>(size));
     float* out = result.data();
     for (const auto& part : parts) {
@@ -203,8 +205,7 @@ class Model {
   }
 
   static void read_rope(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
-    c.rope_pairing =
-        c.architecture == "qwen2" ? RopePairing::kHalf : RopePairing::kInterleaved;
+    c.rope_pairing = c.architecture == "qwen2" ? RopePairing::kHalf : RopePairing::kInterleaved;
     c.rope_dim = c.head_dim;
     if (file.find<std::int64_t>(prefix + "rope.dimension_count") != nullptr) {
       c.rope_dim = file.get_count(prefix + "rope.dimension_count");
@@ -222,7 +223,8 @@ class Model {
     }
     const std::size_t half = c.rope_dim / 2;
     Vector factors = Vector::Ones(static_cast<Eigen::Index>(half));
-    if (file.has_tensor("rope_freqs.weight")) factors = read_vector(file, {{"rope_freqs.weight", half}});
+    if (file.has_tensor("rope_freqs.weight"))
+      factors = read_vector(file, {{"rope_freqs.weight", half}});
     const double base = file.get_or<double>(prefix + "rope.freq_base", 10000.0);
     for (std::size_t i = 0; i < half; ++i) {
       const double exponent = 2.0 * static_cast<double>(i) / static_cast<double>(c.rope_dim);

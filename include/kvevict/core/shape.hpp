@@ -42,7 +42,6 @@ struct CacheShape {
   [[nodiscard]] constexpr std::size_t first_head(MaskScope scope, std::size_t lane) const noexcept {
     return scope == MaskScope::kHead ? lane % num_kv_heads : 0;
   }
-  friend constexpr bool operator==(const CacheShape&, const CacheShape&) = default;
 };
 
 namespace detail {
@@ -54,6 +53,20 @@ inline void check_shape(const CacheShape& shape, std::string_view where) {
   require(shape.head_dim > 0, where, "head_dim", shape.head_dim, "must be > 0");
   require(shape.num_q_heads > 0 && shape.num_q_heads % shape.num_kv_heads == 0, where,
           "num_q_heads", shape.num_q_heads, "must be a positive multiple of num_kv_heads");
+}
+
+/// Throws InvalidArgument, naming `where` and the field, unless `view` has the numbers of `shape`.
+inline void check_same_shape(const CacheShape& view, const CacheShape& shape,
+                             std::string_view where) {
+  constexpr std::string_view kMust = "must be that of the policy's shape";
+  require(view.num_layers == shape.num_layers, where, "view num_layers", view.num_layers, kMust);
+  require(view.num_q_heads == shape.num_q_heads, where, "view num_q_heads", view.num_q_heads,
+          kMust);
+  require(view.num_kv_heads == shape.num_kv_heads, where, "view num_kv_heads", view.num_kv_heads,
+          kMust);
+  require(view.head_dim == shape.head_dim, where, "view head_dim", view.head_dim, kMust);
+  require(view.value_size() == shape.value_size(), where, "view value_dim", view.value_size(),
+          kMust);
 }
 
 }  // namespace detail

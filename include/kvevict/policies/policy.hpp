@@ -157,7 +157,7 @@ class Policy {
     check_rows(layer, queries.num_q_heads, queries.num_rows, wanted);
     for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
       const Lane lane = view.lane(layer, head);
-      check_lane(lane, layer, head);
+      check_lane(lane, layer, head, Inputs::kKeys);
       rows_from_queries_.visit(queries, shape_, layer, head, lane, sequence_.length(), wanted,
                                *kernel_, [&](const GroupRows& group) { observe_group(group); });
     }
@@ -199,17 +199,11 @@ class Policy {
     prefill_ended_ = true;
   }
 
-  /// Whether select would evict now. Cheap; needs no view.
+  /// Whether it is time to select: the cache exceeds its budget. Cheap; needs no view. Where
+  /// protected entries alone exceed the budget, select may then find nothing to evict.
   [[nodiscard]] bool should_evict() const {
-    if (!triggered()) return false;
-    const Allocation allocation = method_.allocation(sequence_);
-    const bool extra = method_.protection(sequence_).after_prompt;
-    for (std::size_t lane = 0; lane < sequence_.num_lanes(); ++lane) {
-      const std::size_t len = extra ? detail::len_without_decode(sequence_, lane)
-                                    : sequence_.seq_len(lane);
-      if (len > allocation.lane_budget(shape_, len)) return true;
-    }
-    return false;
+    return triggered() && detail::exceeds_budget(sequence_, method_.allocation(sequence_),
+                                                 method_.protection(sequence_));
   }
 
   /// What to keep, to be executed after every layer of the step attended. Changes nothing but
@@ -242,6 +236,7 @@ class Policy {
   void apply(const KeepMask& mask) {
     detail::require(mask.num_layers() == shape_.num_layers &&
                         mask.num_kv_heads() == shape_.num_kv_heads &&
+                        mask.num_lanes() == shape_.num_lanes(mask.scope()) &&
                         mask.num_lanes() <= sequence_.num_lanes(),
                     kName, "KeepMask.num_lanes", mask.num_lanes(), "must fit the policy's scope");
     for (std::size_t lane = 0; lane < sequence_.num_lanes(); ++lane) {
@@ -327,21 +322,25 @@ class Policy {
     detail::require(num_rows >= wanted, kName, "num_rows", num_rows,
                     "must be at least wanted_attention_rows()");
   }
-  void check_lane(const Lane& lane, std::size_t layer, std::size_t head) const {
+  void check_lane(const Lane& lane, std::size_t layer, std::size_t head, Inputs needed) const {
     detail::require(lane.seq_len == sequence_.seq_len(layer, head), kName, "view seq_len",
                     lane.seq_len,
                     "must be the number of slots that the policy knows (append, apply or reset "
                     "missing?)");
     detail::require(lane.valid.empty() || lane.valid.size() >= lane.seq_len, kName,
-                    "Lane.valid.size()", lane.valid.size(), "must be 0 or seq_len");
+                    "Lane.valid.size()", lane.valid.size(), "must be 0 or at least seq_len");
+    if (lane.seq_len == 0) return;
+    detail::require(lane.keys.present() || !covers(needed, Inputs::kKeys), kName,
+                    "Lane.keys.present()", 0, "must be 1, keys are read");
+    detail::require(lane.values.present() || !covers(needed, Inputs::kValues), kName,
+                    "Lane.values.present()", 0, "must be 1, values are read");
   }
   void check_view(const ViewRef& view) const {
-    detail::require(view.shape() == shape_, kName, "view shape num_layers",
-                    view.shape().num_layers, "or another field differs from the policy's shape");
-    for (std::size_t lane = 0; lane < sequence_.num_lanes(); ++lane) {
-      const std::size_t layer = shape_.first_layer(sequence_.scope(), lane);
-      const std::size_t head = shape_.first_head(sequence_.scope(), lane);
-      check_lane(view.lane(layer, head), layer, head);
+    detail::check_same_shape(view.shape(), shape_, kName);
+    for (std::size_t layer = 0; layer < shape_.num_layers; ++layer) {
+      for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
+        check_lane(view.lane(layer, head), layer, head, kRequiredInputs);
+      }
     }
   }
 

@@ -2,8 +2,10 @@
 #define KVEVICT_SCORING_ATTENTION_COLUMNS_HPP_
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -45,24 +47,32 @@ class AttentionColumns {
 
   /// Adds the rows of one KV group; returns how many entries were not finite (rule R19).
   /// The mean over a layer with kSquares or kMax is not defined by any policy and not offered.
-  std::size_t observe(const GroupRows& rows, const kernels::KernelSet& kernel) {
+  ///
+  /// @param past  if given, a row counts on its first `past` slots only and is scaled to sum to 1
+  ///              there, as a softmax over them would; a row without mass there adds nothing
+  std::size_t observe(const GroupRows& rows, const kernels::KernelSet& kernel,
+                      std::optional<std::size_t> past = std::nullopt) {
     std::size_t non_finite = 0;
     const auto group = static_cast<float>(rows.group_size);
     for (std::size_t r = 0; r < rows.num_rows; ++r) {
-      const std::size_t n = rows.visible(r);
+      const std::size_t n = past ? std::min(*past, rows.visible(r)) : rows.visible(r);
+      const auto scale = [&](std::size_t h) {
+        return past ? inverse_mass(rows.row(h, r), n, kernel) : 1.0F;
+      };
+      const auto column = [&](std::size_t index) {
+        return columns_.of(rows.layer, rows.kv_head, index).data();
+      };
       if (head_reduce_ == HeadReduce::kGroupProducts) {
         std::size_t pair = 0;
         for (std::size_t h = 0; h < rows.group_size; ++h) {
           for (std::size_t other = h; other < rows.group_size; ++other, ++pair) {
-            non_finite +=
-                kernel.add_product(1.0F, rows.row(h, r), rows.row(other, r), n,
-                                   columns_.of(rows.layer, rows.kv_head, pair).data());
+            non_finite += kernel.add_product(scale(h) * scale(other), rows.row(h, r),
+                                             rows.row(other, r), n, column(pair));
           }
         }
       } else if (head_reduce_ == HeadReduce::kNone) {
         for (std::size_t h = 0; h < rows.group_size; ++h) {
-          non_finite += reduce_row(kernel, 1.0F, rows.row(h, r), n,
-                                   columns_.of(rows.layer, rows.kv_head, h).data());
+          non_finite += reduce_row(kernel, scale(h), rows.row(h, r), n, column(h));
         }
       } else if (row_reduce_ == RowReduce::kSum) {
         // Sums commute: each head goes straight into the mean.
@@ -70,16 +80,14 @@ class AttentionColumns {
                                 ? 1.0F / group
                                 : 1.0F / static_cast<float>(shape_.num_q_heads);
         for (std::size_t h = 0; h < rows.group_size; ++h) {
-          non_finite += kernel.add(share, rows.row(h, r), n,
-                                   columns_.of(rows.layer, rows.kv_head).data());
+          non_finite += kernel.add(share * scale(h), rows.row(h, r), n, column(0));
         }
       } else {
         mean_.assign(n, 0.0F);
         for (std::size_t h = 0; h < rows.group_size; ++h) {
-          non_finite += kernel.add(1.0F / group, rows.row(h, r), n, mean_.data());
+          non_finite += kernel.add(scale(h) / group, rows.row(h, r), n, mean_.data());
         }
-        non_finite += reduce_row(kernel, 1.0F, mean_.data(), n,
-                                 columns_.of(rows.layer, rows.kv_head).data());
+        non_finite += reduce_row(kernel, 1.0F, mean_.data(), n, column(0));
       }
     }
     return non_finite;
@@ -109,6 +117,16 @@ class AttentionColumns {
     const std::size_t group = shape.group_size();
     if (heads == HeadReduce::kNone) return group;
     return heads == HeadReduce::kGroupProducts ? group * (group + 1) / 2 : 1;
+  }
+  // 0 where the first n entries have no mass. Entries that are not finite are left out of it.
+  [[nodiscard]] static float inverse_mass(const float* row, std::size_t n,
+                                          const kernels::KernelSet& kernel) noexcept {
+    double mass = kernel.sum(row, n);
+    if (!std::isfinite(mass)) {
+      mass = 0.0;
+      for (std::size_t i = 0; i < n; ++i) mass += std::isfinite(row[i]) ? row[i] : 0.0F;
+    }
+    return mass > 0.0 ? static_cast<float>(1.0 / mass) : 0.0F;
   }
   std::size_t reduce_row(const kernels::KernelSet& kernel, float factor, const float* row,
                          std::size_t n, float* column) const noexcept {

@@ -33,6 +33,39 @@ namespace detail {
   return sequence.slots_before(lane, static_cast<std::size_t>(sequence.prompt().last));
 }
 
+/// The length that a ratio refers to, for a lane with `len` slots that the budget is for: what was
+/// evicted counts, so that cutting twice cuts no deeper.
+[[nodiscard]] inline std::size_t len_with_evicted(const Sequence& sequence, std::size_t lane,
+                                                  std::size_t len) noexcept {
+  return len + sequence.length() - sequence.seq_len(lane);
+}
+
+[[nodiscard]] constexpr std::size_t saturating_add(std::size_t a, std::size_t b) noexcept {
+  return a + std::min(b, std::numeric_limits<std::size_t>::max() - a);
+}
+
+/// Whether a pool holds more than its lanes may keep together. Looks at lengths only: where slots
+/// are protected on top of the budget or beyond it, a selection may still keep all.
+[[nodiscard]] inline bool exceeds_budget(const Sequence& sequence, const Allocation& allocation,
+                                         const Protection& protection) noexcept {
+  const CacheShape& shape = sequence.shape();
+  const std::size_t num_lanes = sequence.num_lanes();
+  const std::size_t pools = allocation.num_pools(shape, num_lanes);
+  for (std::size_t pool = 0, lane = 0; pool < pools; ++pool) {
+    std::size_t quota = allocation.remainder(shape, num_lanes, pool);
+    std::size_t held = 0;
+    for (const std::size_t end = lane + num_lanes / pools; lane < end; ++lane) {
+      const std::size_t len = protection.after_prompt ? len_without_decode(sequence, lane)
+                                                      : sequence.seq_len(lane);
+      held += len;
+      quota = saturating_add(
+          quota, allocation.lane_budget(shape, len_with_evicted(sequence, lane, len)));
+    }
+    if (held > quota) return true;
+  }
+  return false;
+}
+
 /// Rule R7 and R15: what can be known at construction is refused there.
 inline void check_allocation(const Allocation& allocation, const Protection& protection,
                              const CacheShape& shape, std::string_view where) {
@@ -113,7 +146,7 @@ class PoolSelection {
                                               candidates);
       const std::size_t reserved = detail::count_bits(keep);
       report_.protected_entries += reserved;
-      quota += std::min(lane_budget, std::numeric_limits<std::size_t>::max() - quota);
+      quota = detail::saturating_add(quota, lane_budget);
       held += allocation.protected_extra ? 0 : reserved - after_prompt_kept_;
       num_candidates += detail::count_bits(candidates);
       lanes_.push_back({l, scores.subspan(slot, mask_.lane_len(l)), candidates, keep});
@@ -180,7 +213,8 @@ class PoolSelection {
       for (const PositionSpan& span : sequence.prompts()) take_span(span);
     }
     // Windows come in slots that are still free only where the budget has room for them.
-    const std::size_t lane_budget = allocation.lane_budget(sequence.shape(), num_valid);
+    const std::size_t lane_budget = allocation.lane_budget(
+        sequence.shape(), detail::len_with_evicted(sequence, l, num_valid));
     const std::size_t spans = detail::count_bits(keep) - after_prompt_kept_;
     std::size_t room = allocation.protected_extra ? len
                        : lane_budget > spans      ? lane_budget - spans
@@ -211,7 +245,10 @@ class PoolSelection {
     for (ScoredLane& lane : lanes_) {
       const std::size_t before = detail::count_bits(lane.keep);
       if (before >= allocation.min_keep) continue;
-      const std::size_t want = std::min(allocation.min_keep - before, quota - taken);
+      const std::size_t missing =
+          std::min(allocation.min_keep - before, detail::count_bits(lane.candidates));
+      const std::size_t want = std::min(missing, quota - taken);
+      if (want < missing) report_.budget_not_reached = true;
       select_top_k({&lane, 1}, want);
       taken += detail::count_bits(lane.keep) - before;
       for (std::size_t w = 0; w < lane.keep.size(); ++w) lane.candidates[w] &= ~lane.keep[w];

@@ -66,15 +66,27 @@ inline void move_rows(const MutableRows& rows, std::size_t dim, std::size_t firs
 /// lengths and frees what lies behind (whole pages, or a reallocation). Touches no byte outside
 /// the live rows. Call it when every layer of the step has attended.
 ///
-/// Throws InvalidArgument if the mask has not the view's lengths.
+/// Throws InvalidArgument, before anything moved, if the mask has not the view's lengths or rows
+/// behind a callback cannot be moved.
 template <MutableKvCacheView View>
 void compact(const View& view, const KeepMask& mask) {
   const CacheShape shape = view.shape();
+  detail::require(mask.num_layers() == shape.num_layers, "compact", "mask num_layers",
+                  mask.num_layers(), "must be the view's");
+  detail::require(mask.num_kv_heads() == shape.num_kv_heads, "compact", "mask num_kv_heads",
+                  mask.num_kv_heads(), "must be the view's");
   for (std::size_t layer = 0; layer < shape.num_layers; ++layer) {
     for (std::size_t head = 0; head < shape.num_kv_heads; ++head) {
       const MutableLane lane = view.mutable_lane(layer, head);
       detail::require(mask.seq_len(layer, head) == lane.seq_len, "compact", "mask seq_len",
                       mask.seq_len(layer, head), "must be the view's");
+      detail::require(lane.keys.movable() && lane.values.movable(), "compact", "layer", layer,
+                      "has rows with load_row but no move_row");
+    }
+  }
+  for (std::size_t layer = 0; layer < shape.num_layers; ++layer) {
+    for (std::size_t head = 0; head < shape.num_kv_heads; ++head) {
+      const MutableLane lane = view.mutable_lane(layer, head);
       std::size_t target = 0;
       mask.for_each_kept_run(layer, head, [&](std::size_t first, std::size_t last) {
         if (target != first) {

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/types.hpp"
@@ -79,10 +80,13 @@ class ContiguousView {
   ContiguousView(const CacheShape& shape, const Tensor& keys, const Tensor& values,
                  std::size_t seq_len) noexcept
       : shape_(shape), keys_(keys), values_(values), seq_len_(seq_len) {}
-  /// @param lengths  [num_layers, num_kv_heads]
+  /// @param lengths  [num_layers, num_kv_heads]; throws InvalidArgument for another size
   ContiguousView(const CacheShape& shape, const Tensor& keys, const Tensor& values,
-                 std::span<const std::size_t> lengths) noexcept
-      : shape_(shape), keys_(keys), values_(values), lengths_(lengths) {}
+                 std::span<const std::size_t> lengths)
+      : shape_(shape), keys_(keys), values_(values), lengths_(lengths) {
+    detail::require(lengths.size() == shape.num_layers * shape.num_kv_heads, "ContiguousView",
+                    "lengths.size()", lengths.size(), "must be num_layers * num_kv_heads");
+  }
 
   /// Marks slots that hold no token: [capacity], the same for all lanes, 0 = not valid.
   void set_valid(std::span<const std::uint8_t> valid) noexcept { valid_ = valid; }

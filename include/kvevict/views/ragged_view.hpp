@@ -5,6 +5,7 @@
 #include <span>
 
 #include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/views/contiguous_view.hpp"
@@ -16,8 +17,12 @@ namespace views {
 /// lanes, [num_layers, num_kv_heads], and keeps it up to date.
 class RaggedView {
  public:
-  RaggedView(const CacheShape& shape, std::span<const MutableLane> lanes) noexcept
-      : shape_(shape), lanes_(lanes) {}
+  /// Throws InvalidArgument unless there is a lane for every (layer, KV head).
+  RaggedView(const CacheShape& shape, std::span<const MutableLane> lanes)
+      : shape_(shape), lanes_(lanes) {
+    detail::require(lanes.size() == shape.num_layers * shape.num_kv_heads, "RaggedView",
+                    "lanes.size()", lanes.size(), "must be num_layers * num_kv_heads");
+  }
 
   /// A lane of contiguous rows: keys [seq_len, head_dim], values [seq_len, value_dim].
   [[nodiscard]] static MutableLane dense_lane(const CacheShape& shape, std::size_t seq_len,

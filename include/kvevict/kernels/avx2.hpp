@@ -1,0 +1,469 @@
+#ifndef KVEVICT_KERNELS_AVX2_HPP_
+#define KVEVICT_KERNELS_AVX2_HPP_
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "kvevict/config.hpp"
+#include "kvevict/element_type.hpp"
+#include "kvevict/kernels/kernel_set.hpp"
+#include "kvevict/kernels/scalar.hpp"
+
+// AVX2, FMA, F16C. Tails of reductions go through a zeroed buffer; tails of elementwise kernels
+// are left to the scalar form.
+#define KVEVICT_AVX2 KVEVICT_TARGET("avx2,fma,f16c")
+
+KVEVICT_NAMESPACE_BEGIN
+namespace kernels::avx2 {
+
+inline constexpr std::size_t kLanes = 8;
+
+/// Elements index .. index + 8 of a row as float.
+template <ElementType kType>
+[[nodiscard]] KVEVICT_AVX2 inline __m256 load(const std::byte* row, std::size_t index) noexcept {
+  if constexpr (kType == ElementType::kF32) {
+    return _mm256_loadu_ps(reinterpret_cast<const float*>(row + 4 * index));
+  } else {
+    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + 2 * index));
+    if constexpr (kType == ElementType::kF16) {
+      return _mm256_cvtph_ps(halves);
+    } else {
+      return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+    }
+  }
+}
+
+/// The same for the last `count` < 8 elements; the other lanes are 0 and not read.
+template <ElementType kType>
+[[nodiscard]] KVEVICT_AVX2 inline __m256 load_tail(const std::byte* row, std::size_t index,
+                                                   std::size_t count) noexcept {
+  alignas(32) std::array<std::byte, 32> buffer{};
+  std::memcpy(buffer.data(), row + element_size(kType) * index, element_size(kType) * count);
+  return load<kType>(buffer.data(), 0);
+}
+
+/// Elements from `index` on, as many as a row of `dim` has left.
+template <ElementType kType>
+[[nodiscard]] KVEVICT_AVX2 inline __m256 load_some(const std::byte* row, std::size_t index,
+                                                   std::size_t dim) noexcept {
+  return index + kLanes <= dim ? load<kType>(row, index)
+                               : load_tail<kType>(row, index, dim - index);
+}
+[[nodiscard]] KVEVICT_AVX2 inline __m256 load_some(const float* x, std::size_t index,
+                                                   std::size_t n) noexcept {
+  return load_some<ElementType::kF32>(reinterpret_cast<const std::byte*>(x), index, n);
+}
+
+/// Sum of the lanes, always in the same order.
+[[nodiscard]] KVEVICT_AVX2 inline float reduce(__m256 x_f32x8) noexcept {
+  const __m128 sum_f32x4 =
+      _mm_add_ps(_mm256_castps256_ps128(x_f32x8), _mm256_extractf128_ps(x_f32x8, 1));
+  const __m128 sum_f32x2 = _mm_add_ps(sum_f32x4, _mm_movehl_ps(sum_f32x4, sum_f32x4));
+  return _mm_cvtss_f32(_mm_add_ss(sum_f32x2, _mm_movehdup_ps(sum_f32x2)));
+}
+[[nodiscard]] KVEVICT_AVX2 inline double reduce(__m256d x_f64x4) noexcept {
+  const __m128d sum_f64x2 =
+      _mm_add_pd(_mm256_castpd256_pd128(x_f64x4), _mm256_extractf128_pd(x_f64x4, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(sum_f64x2, _mm_unpackhi_pd(sum_f64x2, sum_f64x2)));
+}
+[[nodiscard]] KVEVICT_AVX2 inline __m256d low_half(__m256 x_f32x8) noexcept {
+  return _mm256_cvtps_pd(_mm256_castps256_ps128(x_f32x8));
+}
+[[nodiscard]] KVEVICT_AVX2 inline __m256d high_half(__m256 x_f32x8) noexcept {
+  return _mm256_cvtps_pd(_mm256_extractf128_ps(x_f32x8, 1));
+}
+
+template <ElementType kType>
+KVEVICT_AVX2 inline void widen_as(const std::byte* source, std::size_t n,
+                                  float* destination) noexcept {
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) _mm256_storeu_ps(destination + i, load<kType>(source, i));
+  for (; i < n; ++i) destination[i] = scalar::load(source, kType, i);
+}
+
+// kQueries x kRows products at once: each row element is loaded once for all queries.
+template <ElementType kType, std::size_t kQueries, std::size_t kRows>
+KVEVICT_AVX2 inline void dot_tile(const float* queries, std::ptrdiff_t query_stride,
+                                  const std::byte* rows, std::ptrdiff_t row_stride_bytes,
+                                  std::size_t dim, float* out,
+                                  std::ptrdiff_t out_stride) noexcept {
+  __m256 sum_f32x8[kQueries][kRows];
+  for (auto& query : sum_f32x8) {
+    for (auto& sum : query) sum = _mm256_setzero_ps();
+  }
+  for (std::size_t c = 0; c < dim; c += kLanes) {
+    __m256 row_f32x8[kRows];
+    for (std::size_t r = 0; r < kRows; ++r) {
+      row_f32x8[r] =
+          load_some<kType>(rows + static_cast<std::ptrdiff_t>(r) * row_stride_bytes, c, dim);
+    }
+    for (std::size_t q = 0; q < kQueries; ++q) {
+      const __m256 query_f32x8 =
+          load_some(queries + static_cast<std::ptrdiff_t>(q) * query_stride, c, dim);
+      for (std::size_t r = 0; r < kRows; ++r) {
+        sum_f32x8[q][r] = _mm256_fmadd_ps(query_f32x8, row_f32x8[r], sum_f32x8[q][r]);
+      }
+    }
+  }
+  for (std::size_t q = 0; q < kQueries; ++q) {
+    for (std::size_t r = 0; r < kRows; ++r) {
+      out[static_cast<std::ptrdiff_t>(q) * out_stride + static_cast<std::ptrdiff_t>(r)] =
+          reduce(sum_f32x8[q][r]);
+    }
+  }
+}
+
+template <ElementType kType>
+KVEVICT_AVX2 inline void row_dots_as(const float* queries, std::size_t num_queries,
+                                     std::ptrdiff_t query_stride, const RowBlock& rows, float* out,
+                                     std::ptrdiff_t out_stride) noexcept {
+  constexpr std::size_t kRows = 4;
+  constexpr std::size_t kQueries = 2;
+  for (std::size_t i = 0; i < rows.num_rows; i += kRows) {
+    const std::byte* row = scalar::row_of(rows, i);
+    const std::size_t num_rows = std::min(kRows, rows.num_rows - i);
+    for (std::size_t q = 0; q < num_queries;) {
+      const float* query = queries + static_cast<std::ptrdiff_t>(q) * query_stride;
+      float* target = out + static_cast<std::ptrdiff_t>(q) * out_stride +
+                      static_cast<std::ptrdiff_t>(i);
+      if (num_rows == kRows && q + kQueries <= num_queries) {
+        dot_tile<kType, kQueries, kRows>(query, query_stride, row, rows.stride_bytes, rows.dim,
+                                         target, out_stride);
+        q += kQueries;
+        continue;
+      }
+      for (std::size_t r = 0; r < num_rows; ++r) {
+        dot_tile<kType, 1, 1>(query, query_stride, scalar::row_of(rows, i + r), rows.stride_bytes,
+                              rows.dim, target + r, out_stride);
+      }
+      ++q;
+    }
+  }
+}
+
+template <ElementType kType>
+KVEVICT_AVX2 inline void row_norms_as(const RowBlock& rows, float* out) noexcept {
+  for (std::size_t i = 0; i < rows.num_rows; ++i) {
+    const std::byte* row = scalar::row_of(rows, i);
+    __m256d low_f64x4 = _mm256_setzero_pd();
+    __m256d high_f64x4 = _mm256_setzero_pd();
+    for (std::size_t c = 0; c < rows.dim; c += kLanes) {
+      const __m256 x_f32x8 = load_some<kType>(row, c, rows.dim);
+      low_f64x4 = _mm256_fmadd_pd(low_half(x_f32x8), low_half(x_f32x8), low_f64x4);
+      high_f64x4 = _mm256_fmadd_pd(high_half(x_f32x8), high_half(x_f32x8), high_f64x4);
+    }
+    out[i] = static_cast<float>(std::sqrt(reduce(_mm256_add_pd(low_f64x4, high_f64x4))));
+  }
+}
+
+inline constexpr std::size_t kMaxProjectedDim = 512;
+
+// Four rows share every load of the factor; row j of C^T v is summed over c >= j only, so the
+// upper triangle is skipped 8 columns at a time.
+template <ElementType kType>
+KVEVICT_AVX2 inline void projected_norms_as(const float* factor, const RowBlock& rows,
+                                            float* out) noexcept {
+  constexpr std::size_t kRows = 4;
+  alignas(32) float values[kRows][kMaxProjectedDim];
+  for (std::size_t first = 0; first < rows.num_rows; first += kRows) {
+    const std::size_t num_rows = std::min(kRows, rows.num_rows - first);
+    for (std::size_t r = 0; r < kRows; ++r) {
+      // Rows behind the last one repeat it; their results are not stored.
+      widen_as<kType>(scalar::row_of(rows, first + std::min(r, num_rows - 1)), rows.dim, values[r]);
+    }
+    __m256 squares_f32x8[kRows];
+    for (auto& squares : squares_f32x8) squares = _mm256_setzero_ps();
+    for (std::size_t j = 0; j < rows.dim; j += kLanes) {
+      __m256 sum_f32x8[kRows];
+      for (auto& sum : sum_f32x8) sum = _mm256_setzero_ps();
+      for (std::size_t c = j; c < rows.dim; ++c) {
+        const __m256 factor_f32x8 = load_some(factor + c * rows.dim, j, rows.dim);
+        for (std::size_t r = 0; r < kRows; ++r) {
+          sum_f32x8[r] = _mm256_fmadd_ps(_mm256_set1_ps(values[r][c]), factor_f32x8, sum_f32x8[r]);
+        }
+      }
+      for (std::size_t r = 0; r < kRows; ++r) {
+        squares_f32x8[r] = _mm256_fmadd_ps(sum_f32x8[r], sum_f32x8[r], squares_f32x8[r]);
+      }
+    }
+    for (std::size_t r = 0; r < num_rows; ++r) out[first + r] = std::sqrt(reduce(squares_f32x8[r]));
+  }
+}
+
+// One switch on the element type for each kernel that reads stored rows.
+KVEVICT_AVX2 inline void widen(const void* source, ElementType type, std::size_t n,
+                               float* destination) noexcept {
+  const auto* bytes = static_cast<const std::byte*>(source);
+  switch (type) {
+    case ElementType::kF32:
+      return widen_as<ElementType::kF32>(bytes, n, destination);
+    case ElementType::kF16:
+      return widen_as<ElementType::kF16>(bytes, n, destination);
+    case ElementType::kBF16:
+      return widen_as<ElementType::kBF16>(bytes, n, destination);
+  }
+}
+KVEVICT_AVX2 inline void row_dots(const float* queries, std::size_t num_queries,
+                                  std::ptrdiff_t query_stride, RowBlock rows, float* out,
+                                  std::ptrdiff_t out_stride) noexcept {
+  switch (rows.type) {
+    case ElementType::kF32:
+      return row_dots_as<ElementType::kF32>(queries, num_queries, query_stride, rows, out,
+                                            out_stride);
+    case ElementType::kF16:
+      return row_dots_as<ElementType::kF16>(queries, num_queries, query_stride, rows, out,
+                                            out_stride);
+    case ElementType::kBF16:
+      return row_dots_as<ElementType::kBF16>(queries, num_queries, query_stride, rows, out,
+                                             out_stride);
+  }
+}
+KVEVICT_AVX2 inline void row_norms(RowBlock rows, float* out) noexcept {
+  switch (rows.type) {
+    case ElementType::kF32:
+      return row_norms_as<ElementType::kF32>(rows, out);
+    case ElementType::kF16:
+      return row_norms_as<ElementType::kF16>(rows, out);
+    case ElementType::kBF16:
+      return row_norms_as<ElementType::kBF16>(rows, out);
+  }
+}
+KVEVICT_AVX2 inline void projected_norms(const float* factor, RowBlock rows, float* out) noexcept {
+  if (rows.dim > kMaxProjectedDim) return scalar::projected_norms(factor, rows, out);
+  switch (rows.type) {
+    case ElementType::kF32:
+      return projected_norms_as<ElementType::kF32>(factor, rows, out);
+    case ElementType::kF16:
+      return projected_norms_as<ElementType::kF16>(factor, rows, out);
+    case ElementType::kBF16:
+      return projected_norms_as<ElementType::kBF16>(factor, rows, out);
+  }
+}
+
+[[nodiscard]] KVEVICT_AVX2 inline double squared_distance(const float* a, const float* b,
+                                                          std::size_t n) noexcept {
+  __m256d low_f64x4 = _mm256_setzero_pd();
+  __m256d high_f64x4 = _mm256_setzero_pd();
+  for (std::size_t i = 0; i < n; i += kLanes) {
+    const __m256 a_f32x8 = load_some(a, i, n);
+    const __m256 b_f32x8 = load_some(b, i, n);
+    const __m256d low = _mm256_sub_pd(low_half(a_f32x8), low_half(b_f32x8));
+    const __m256d high = _mm256_sub_pd(high_half(a_f32x8), high_half(b_f32x8));
+    low_f64x4 = _mm256_fmadd_pd(low, low, low_f64x4);
+    high_f64x4 = _mm256_fmadd_pd(high, high, high_f64x4);
+  }
+  return reduce(_mm256_add_pd(low_f64x4, high_f64x4));
+}
+
+[[nodiscard]] KVEVICT_AVX2 inline double sum(const float* x, std::size_t n) noexcept {
+  __m256d low_f64x4 = _mm256_setzero_pd();
+  __m256d high_f64x4 = _mm256_setzero_pd();
+  for (std::size_t i = 0; i < n; i += kLanes) {
+    const __m256 x_f32x8 = load_some(x, i, n);
+    low_f64x4 = _mm256_add_pd(low_f64x4, low_half(x_f32x8));
+    high_f64x4 = _mm256_add_pd(high_f64x4, high_half(x_f32x8));
+  }
+  return reduce(_mm256_add_pd(low_f64x4, high_f64x4));
+}
+
+[[nodiscard]] KVEVICT_AVX2 inline float max_value(const float* x, std::size_t n) noexcept {
+  __m256 largest_f32x8 = _mm256_set1_ps(-std::numeric_limits<float>::infinity());
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    // The instruction returns its second operand where one is NaN, so NaN never gets in.
+    largest_f32x8 = _mm256_max_ps(_mm256_loadu_ps(x + i), largest_f32x8);
+  }
+  alignas(32) std::array<float, kLanes> lanes;
+  _mm256_store_ps(lanes.data(), largest_f32x8);
+  return std::max(*std::max_element(lanes.begin(), lanes.end()), scalar::max_value(x + i, n - i));
+}
+
+KVEVICT_AVX2 inline void scale(float factor, std::size_t n, float* x) noexcept {
+  const __m256 factor_f32x8 = _mm256_set1_ps(factor);
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    _mm256_storeu_ps(x + i, _mm256_mul_ps(_mm256_loadu_ps(x + i), factor_f32x8));
+  }
+  scalar::scale(factor, n - i, x + i);
+}
+
+/// exp for x <= 88 and -infinity, not NaN: x = k ln 2 + r, exp(r) by a polynomial of degree 6
+/// (relative error below 2e-7), scaled by 2^k. Results below the smallest normal float are 0.
+[[nodiscard]] KVEVICT_AVX2 inline __m256 exp_f32x8(__m256 x) noexcept {
+  const __m256 vanishes = _mm256_cmp_ps(x, _mm256_set1_ps(-87.33F), _CMP_LT_OQ);
+  const __m256 k =
+      _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504F)), _MM_FROUND_TO_NEAREST_INT |
+                                                                         _MM_FROUND_NO_EXC);
+  __m256 r = _mm256_fnmadd_ps(k, _mm256_set1_ps(0.693359375F), x);
+  r = _mm256_fnmadd_ps(k, _mm256_set1_ps(-2.12194440e-4F), r);
+  __m256 p = _mm256_set1_ps(1.0F / 720);
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0F / 120));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0F / 24));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0F / 6));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.5F));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0F));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0F));
+  const __m256i exponent_i32x8 =
+      _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(k), _mm256_set1_epi32(127)), 23);
+  return _mm256_andnot_ps(vanishes, _mm256_mul_ps(p, _mm256_castsi256_ps(exponent_i32x8)));
+}
+
+KVEVICT_AVX2 inline double exp_shifted(float shift, std::size_t n, float* x) noexcept {
+  // Larger than the shift by more than this is left to the scalar form, which may overflow.
+  constexpr float kLargest = 80.0F;
+  if (!(shift < std::numeric_limits<float>::infinity()) || max_value(x, n) - shift > kLargest) {
+    return scalar::exp_shifted(shift, n, x);
+  }
+  const __m256 shift_f32x8 = _mm256_set1_ps(shift);
+  __m256d low_f64x4 = _mm256_setzero_pd();
+  __m256d high_f64x4 = _mm256_setzero_pd();
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const __m256 x_f32x8 = _mm256_loadu_ps(x + i);
+    const __m256 counted = _mm256_cmp_ps(x_f32x8, x_f32x8, _CMP_ORD_Q);
+    const __m256 e_f32x8 =
+        _mm256_and_ps(counted, exp_f32x8(_mm256_sub_ps(x_f32x8, shift_f32x8)));
+    _mm256_storeu_ps(x + i, e_f32x8);
+    low_f64x4 = _mm256_add_pd(low_f64x4, low_half(e_f32x8));
+    high_f64x4 = _mm256_add_pd(high_f64x4, high_half(e_f32x8));
+  }
+  return reduce(_mm256_add_pd(low_f64x4, high_f64x4)) + scalar::exp_shifted(shift, n - i, x + i);
+}
+
+/// All ones in the lanes of x that are neither infinite nor NaN.
+[[nodiscard]] KVEVICT_AVX2 inline __m256 finite(__m256 x) noexcept {
+  const __m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0F), x);
+  return _mm256_cmp_ps(magnitude, _mm256_set1_ps(std::numeric_limits<float>::max()), _CMP_LE_OQ);
+}
+
+/// Where `sample` is finite, y becomes `next`; returns how many lanes were not.
+[[nodiscard]] KVEVICT_AVX2 inline std::size_t store_finite(__m256 sample, __m256 next,
+                                                           float* y) noexcept {
+  const __m256 wanted = finite(sample);
+  _mm256_storeu_ps(y, _mm256_blendv_ps(_mm256_loadu_ps(y), next, wanted));
+  return kLanes -
+         static_cast<std::size_t>(std::popcount(static_cast<unsigned>(_mm256_movemask_ps(wanted))));
+}
+
+KVEVICT_AVX2 inline std::size_t add(float factor, const float* x, std::size_t n,
+                                    float* y) noexcept {
+  const __m256 factor_f32x8 = _mm256_set1_ps(factor);
+  std::size_t skipped = 0;
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const __m256 sample = _mm256_mul_ps(factor_f32x8, _mm256_loadu_ps(x + i));
+    skipped += store_finite(sample, _mm256_add_ps(_mm256_loadu_ps(y + i), sample), y + i);
+  }
+  return skipped + scalar::add(factor, x + i, n - i, y + i);
+}
+
+KVEVICT_AVX2 inline std::size_t add_squared(float factor, const float* x, std::size_t n,
+                                            float* y) noexcept {
+  const __m256 factor_f32x8 = _mm256_set1_ps(factor);
+  std::size_t skipped = 0;
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const __m256 scaled = _mm256_mul_ps(factor_f32x8, _mm256_loadu_ps(x + i));
+    const __m256 sample = _mm256_mul_ps(scaled, scaled);
+    skipped += store_finite(sample, _mm256_add_ps(_mm256_loadu_ps(y + i), sample), y + i);
+  }
+  return skipped + scalar::add_squared(factor, x + i, n - i, y + i);
+}
+
+KVEVICT_AVX2 inline std::size_t add_product(float factor, const float* a, const float* b,
+                                            std::size_t n, float* y) noexcept {
+  const __m256 factor_f32x8 = _mm256_set1_ps(factor);
+  std::size_t skipped = 0;
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const __m256 sample = _mm256_mul_ps(_mm256_mul_ps(factor_f32x8, _mm256_loadu_ps(a + i)),
+                                        _mm256_loadu_ps(b + i));
+    skipped += store_finite(sample, _mm256_add_ps(_mm256_loadu_ps(y + i), sample), y + i);
+  }
+  return skipped + scalar::add_product(factor, a + i, b + i, n - i, y + i);
+}
+
+KVEVICT_AVX2 inline std::size_t take_max(float factor, const float* x, std::size_t n,
+                                         float* y) noexcept {
+  const __m256 factor_f32x8 = _mm256_set1_ps(factor);
+  std::size_t skipped = 0;
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const __m256 sample = _mm256_mul_ps(factor_f32x8, _mm256_loadu_ps(x + i));
+    skipped += store_finite(sample, _mm256_max_ps(sample, _mm256_loadu_ps(y + i)), y + i);
+  }
+  return skipped + scalar::take_max(factor, x + i, n - i, y + i);
+}
+
+KVEVICT_AVX2 inline std::size_t ema(float decay, const float* sample, std::size_t n,
+                                    float* state) noexcept {
+  const __m256 decay_f32x8 = _mm256_set1_ps(decay);
+  const __m256 rest_f32x8 = _mm256_set1_ps(1.0F - decay);
+  const __m256 smallest_f32x8 = _mm256_set1_ps(std::numeric_limits<float>::min());
+  std::size_t skipped = 0;
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const __m256 sample_f32x8 = _mm256_loadu_ps(sample + i);
+    const __m256 next = _mm256_add_ps(_mm256_mul_ps(decay_f32x8, _mm256_loadu_ps(state + i)),
+                                      _mm256_mul_ps(rest_f32x8, sample_f32x8));
+    const __m256 tiny = _mm256_cmp_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0F), next),
+                                      smallest_f32x8, _CMP_LT_OQ);
+    skipped += store_finite(sample_f32x8, _mm256_andnot_ps(tiny, next), state + i);
+  }
+  return skipped + scalar::ema(decay, sample + i, n - i, state + i);
+}
+
+// A maximum over the kernel for 8 entries at once where the whole kernel fits in.
+KVEVICT_AVX2 inline void max_pool(const float* x, std::size_t n, std::size_t kernel,
+                                  float* out) noexcept {
+  const std::size_t reach = kernel / 2;
+  std::size_t i = 0;
+  for (; i < std::min(reach, n); ++i) out[i] = scalar::window_max(x, 0, std::min(n, i + reach + 1));
+  for (; i + reach + kLanes <= n; i += kLanes) {
+    __m256 largest_f32x8 = _mm256_loadu_ps(x + i - reach);
+    for (std::size_t j = 1; j < kernel; ++j) {
+      // The instruction returns its second operand where one is NaN.
+      const __m256 next_f32x8 = _mm256_loadu_ps(x + i - reach + j);
+      const __m256 nan = _mm256_cmp_ps(largest_f32x8, largest_f32x8, _CMP_UNORD_Q);
+      largest_f32x8 =
+          _mm256_blendv_ps(_mm256_max_ps(next_f32x8, largest_f32x8), next_f32x8, nan);
+    }
+    _mm256_storeu_ps(out + i, largest_f32x8);
+  }
+  for (; i < n; ++i) out[i] = scalar::window_max(x, i - reach, std::min(n, i + reach + 1));
+}
+
+inline constexpr KernelSet kSet{Isa::kAvx2,
+                                widen,
+                                row_dots,
+                                row_norms,
+                                scalar::row_variances,
+                                projected_norms,
+                                squared_distance,
+                                sum,
+                                max_value,
+                                scale,
+                                scalar::soft_cap,
+                                exp_shifted,
+                                add,
+                                add_squared,
+                                add_product,
+                                take_max,
+                                ema,
+                                scalar::average_pool,
+                                max_pool};
+
+}  // namespace kernels::avx2
+KVEVICT_NAMESPACE_END
+
+#undef KVEVICT_AVX2
+
+#endif  // KVEVICT_KERNELS_AVX2_HPP_

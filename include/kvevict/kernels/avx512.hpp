@@ -1,0 +1,470 @@
+#ifndef KVEVICT_KERNELS_AVX512_HPP_
+#define KVEVICT_KERNELS_AVX512_HPP_
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "kvevict/config.hpp"
+#include "kvevict/element_type.hpp"
+#include "kvevict/kernels/kernel_set.hpp"
+#include "kvevict/kernels/scalar.hpp"
+
+// AVX-512 F, BW, VL, DQ. Tails are masked loads, so every element takes the same path.
+#define KVEVICT_AVX512 KVEVICT_TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
+
+KVEVICT_NAMESPACE_BEGIN
+namespace kernels::avx512 {
+
+inline constexpr std::size_t kLanes = 16;
+
+/// The mask of the first min(count, 16) lanes.
+[[nodiscard]] inline __mmask16 first_lanes(std::size_t count) noexcept {
+  return count >= kLanes ? static_cast<__mmask16>(0xFFFF)
+                         : static_cast<__mmask16>((1U << count) - 1U);
+}
+
+/// Elements `index`.. of a row as float; lanes outside the mask are 0 and not read.
+template <ElementType kType>
+[[nodiscard]] KVEVICT_AVX512 inline __m512 load(const std::byte* row, std::size_t index,
+                                                __mmask16 mask) noexcept {
+  if constexpr (kType == ElementType::kF32) {
+    return _mm512_maskz_loadu_ps(mask, row + 4 * index);
+  } else {
+    const __m256i halves = _mm256_maskz_loadu_epi16(mask, row + 2 * index);
+    if constexpr (kType == ElementType::kF16) {
+      return _mm512_cvtph_ps(halves);
+    } else {
+      return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+    }
+  }
+}
+
+/// Sum of the lanes, always in the same order.
+[[nodiscard]] KVEVICT_AVX512 inline float reduce(__m512 x_f32x16) noexcept {
+  const __m256 sum_f32x8 = _mm256_add_ps(_mm512_castps512_ps256(x_f32x16),
+                                         _mm512_extractf32x8_ps(x_f32x16, 1));
+  const __m128 sum_f32x4 = _mm_add_ps(_mm256_castps256_ps128(sum_f32x8),
+                                      _mm256_extractf128_ps(sum_f32x8, 1));
+  const __m128 sum_f32x2 = _mm_add_ps(sum_f32x4, _mm_movehl_ps(sum_f32x4, sum_f32x4));
+  return _mm_cvtss_f32(_mm_add_ss(sum_f32x2, _mm_movehdup_ps(sum_f32x2)));
+}
+[[nodiscard]] KVEVICT_AVX512 inline double reduce(__m512d x_f64x8) noexcept {
+  const __m256d sum_f64x4 = _mm256_add_pd(_mm512_castpd512_pd256(x_f64x8),
+                                          _mm512_extractf64x4_pd(x_f64x8, 1));
+  const __m128d sum_f64x2 = _mm_add_pd(_mm256_castpd256_pd128(sum_f64x4),
+                                       _mm256_extractf128_pd(sum_f64x4, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(sum_f64x2, _mm_unpackhi_pd(sum_f64x2, sum_f64x2)));
+}
+[[nodiscard]] KVEVICT_AVX512 inline __m512d low_half(__m512 x_f32x16) noexcept {
+  return _mm512_cvtps_pd(_mm512_castps512_ps256(x_f32x16));
+}
+[[nodiscard]] KVEVICT_AVX512 inline __m512d high_half(__m512 x_f32x16) noexcept {
+  return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x_f32x16, 1));
+}
+
+template <ElementType kType>
+KVEVICT_AVX512 inline void widen_as(const std::byte* source, std::size_t n,
+                                    float* destination) noexcept {
+  for (std::size_t i = 0; i < n; i += kLanes) {
+    const __mmask16 mask = first_lanes(n - i);
+    _mm512_mask_storeu_ps(destination + i, mask, load<kType>(source, i, mask));
+  }
+}
+
+// kQueries x kRows products at once: each row element is loaded once for all queries.
+template <ElementType kType, std::size_t kQueries, std::size_t kRows>
+KVEVICT_AVX512 inline void dot_tile(const float* queries, std::ptrdiff_t query_stride,
+                                    const std::byte* rows, std::ptrdiff_t row_stride_bytes,
+                                    std::size_t dim, float* out,
+                                    std::ptrdiff_t out_stride) noexcept {
+  __m512 sum_f32x16[kQueries][kRows];
+  for (auto& query : sum_f32x16) {
+    for (auto& sum : query) sum = _mm512_setzero_ps();
+  }
+  for (std::size_t c = 0; c < dim; c += kLanes) {
+    const __mmask16 mask = first_lanes(dim - c);
+    __m512 row_f32x16[kRows];
+    for (std::size_t r = 0; r < kRows; ++r) {
+      row_f32x16[r] =
+          load<kType>(rows + static_cast<std::ptrdiff_t>(r) * row_stride_bytes, c, mask);
+    }
+    for (std::size_t q = 0; q < kQueries; ++q) {
+      const __m512 query_f32x16 = _mm512_maskz_loadu_ps(
+          mask, queries + static_cast<std::ptrdiff_t>(q) * query_stride + c);
+      for (std::size_t r = 0; r < kRows; ++r) {
+        sum_f32x16[q][r] = _mm512_fmadd_ps(query_f32x16, row_f32x16[r], sum_f32x16[q][r]);
+      }
+    }
+  }
+  for (std::size_t q = 0; q < kQueries; ++q) {
+    for (std::size_t r = 0; r < kRows; ++r) {
+      out[static_cast<std::ptrdiff_t>(q) * out_stride + static_cast<std::ptrdiff_t>(r)] =
+          reduce(sum_f32x16[q][r]);
+    }
+  }
+}
+
+template <ElementType kType>
+KVEVICT_AVX512 inline void row_dots_as(const float* queries, std::size_t num_queries,
+                                       std::ptrdiff_t query_stride, const RowBlock& rows,
+                                       float* out, std::ptrdiff_t out_stride) noexcept {
+  constexpr std::size_t kTile = 4;
+  for (std::size_t i = 0; i < rows.num_rows; i += kTile) {
+    const std::byte* row = scalar::row_of(rows, i);
+    const std::size_t num_rows = std::min(kTile, rows.num_rows - i);
+    for (std::size_t q = 0; q < num_queries;) {
+      const float* query = queries + static_cast<std::ptrdiff_t>(q) * query_stride;
+      float* target = out + static_cast<std::ptrdiff_t>(q) * out_stride +
+                      static_cast<std::ptrdiff_t>(i);
+      if (num_rows == kTile && q + kTile <= num_queries) {
+        dot_tile<kType, kTile, kTile>(query, query_stride, row, rows.stride_bytes, rows.dim, target,
+                                      out_stride);
+        q += kTile;
+        continue;
+      }
+      if (num_rows == kTile) {
+        dot_tile<kType, 1, kTile>(query, query_stride, row, rows.stride_bytes, rows.dim, target,
+                                  out_stride);
+      } else {
+        for (std::size_t r = 0; r < num_rows; ++r) {
+          dot_tile<kType, 1, 1>(query, query_stride, scalar::row_of(rows, i + r),
+                                rows.stride_bytes, rows.dim, target + r, out_stride);
+        }
+      }
+      ++q;
+    }
+  }
+}
+
+template <ElementType kType>
+KVEVICT_AVX512 inline void row_norms_as(const RowBlock& rows, float* out) noexcept {
+  for (std::size_t i = 0; i < rows.num_rows; ++i) {
+    const std::byte* row = scalar::row_of(rows, i);
+    __m512d low_f64x8 = _mm512_setzero_pd();
+    __m512d high_f64x8 = _mm512_setzero_pd();
+    for (std::size_t c = 0; c < rows.dim; c += kLanes) {
+      const __m512 x_f32x16 = load<kType>(row, c, first_lanes(rows.dim - c));
+      low_f64x8 = _mm512_fmadd_pd(low_half(x_f32x16), low_half(x_f32x16), low_f64x8);
+      high_f64x8 = _mm512_fmadd_pd(high_half(x_f32x16), high_half(x_f32x16), high_f64x8);
+    }
+    out[i] = static_cast<float>(std::sqrt(reduce(_mm512_add_pd(low_f64x8, high_f64x8))));
+  }
+}
+
+inline constexpr std::size_t kMaxProjectedDim = 512;
+
+// Eight rows share every load of the factor; row j of C^T v is summed over c >= j only, so the
+// upper triangle is skipped 16 columns at a time.
+template <ElementType kType>
+KVEVICT_AVX512 inline void projected_norms_as(const float* factor, const RowBlock& rows,
+                                              float* out) noexcept {
+  constexpr std::size_t kRows = 8;
+  alignas(64) float values[kRows][kMaxProjectedDim];
+  for (std::size_t first = 0; first < rows.num_rows; first += kRows) {
+    const std::size_t num_rows = std::min(kRows, rows.num_rows - first);
+    for (std::size_t r = 0; r < kRows; ++r) {
+      // Rows behind the last one repeat it; their results are not stored.
+      widen_as<kType>(scalar::row_of(rows, first + std::min(r, num_rows - 1)), rows.dim, values[r]);
+    }
+    __m512 squares_f32x16[kRows];
+    for (auto& squares : squares_f32x16) squares = _mm512_setzero_ps();
+    for (std::size_t j = 0; j < rows.dim; j += kLanes) {
+      const __mmask16 mask = first_lanes(rows.dim - j);
+      __m512 sum_f32x16[kRows];
+      for (auto& sum : sum_f32x16) sum = _mm512_setzero_ps();
+      for (std::size_t c = j; c < rows.dim; ++c) {
+        const __m512 factor_f32x16 = _mm512_maskz_loadu_ps(mask, factor + c * rows.dim + j);
+        for (std::size_t r = 0; r < kRows; ++r) {
+          sum_f32x16[r] =
+              _mm512_fmadd_ps(_mm512_set1_ps(values[r][c]), factor_f32x16, sum_f32x16[r]);
+        }
+      }
+      for (std::size_t r = 0; r < kRows; ++r) {
+        squares_f32x16[r] = _mm512_fmadd_ps(sum_f32x16[r], sum_f32x16[r], squares_f32x16[r]);
+      }
+    }
+    for (std::size_t r = 0; r < num_rows; ++r) {
+      out[first + r] = std::sqrt(reduce(squares_f32x16[r]));
+    }
+  }
+}
+
+// One switch on the element type for each kernel that reads stored rows.
+KVEVICT_AVX512 inline void widen(const void* source, ElementType type, std::size_t n,
+                                 float* destination) noexcept {
+  const auto* bytes = static_cast<const std::byte*>(source);
+  switch (type) {
+    case ElementType::kF32:
+      return widen_as<ElementType::kF32>(bytes, n, destination);
+    case ElementType::kF16:
+      return widen_as<ElementType::kF16>(bytes, n, destination);
+    case ElementType::kBF16:
+      return widen_as<ElementType::kBF16>(bytes, n, destination);
+  }
+}
+KVEVICT_AVX512 inline void row_dots(const float* queries, std::size_t num_queries,
+                                    std::ptrdiff_t query_stride, RowBlock rows, float* out,
+                                    std::ptrdiff_t out_stride) noexcept {
+  switch (rows.type) {
+    case ElementType::kF32:
+      return row_dots_as<ElementType::kF32>(queries, num_queries, query_stride, rows, out,
+                                            out_stride);
+    case ElementType::kF16:
+      return row_dots_as<ElementType::kF16>(queries, num_queries, query_stride, rows, out,
+                                            out_stride);
+    case ElementType::kBF16:
+      return row_dots_as<ElementType::kBF16>(queries, num_queries, query_stride, rows, out,
+                                             out_stride);
+  }
+}
+KVEVICT_AVX512 inline void row_norms(RowBlock rows, float* out) noexcept {
+  switch (rows.type) {
+    case ElementType::kF32:
+      return row_norms_as<ElementType::kF32>(rows, out);
+    case ElementType::kF16:
+      return row_norms_as<ElementType::kF16>(rows, out);
+    case ElementType::kBF16:
+      return row_norms_as<ElementType::kBF16>(rows, out);
+  }
+}
+KVEVICT_AVX512 inline void projected_norms(const float* factor, RowBlock rows,
+                                           float* out) noexcept {
+  if (rows.dim > kMaxProjectedDim) return scalar::projected_norms(factor, rows, out);
+  switch (rows.type) {
+    case ElementType::kF32:
+      return projected_norms_as<ElementType::kF32>(factor, rows, out);
+    case ElementType::kF16:
+      return projected_norms_as<ElementType::kF16>(factor, rows, out);
+    case ElementType::kBF16:
+      return projected_norms_as<ElementType::kBF16>(factor, rows, out);
+  }
+}
+
+[[nodiscard]] KVEVICT_AVX512 inline double squared_distance(const float* a, const float* b,
+                                                            std::size_t n) noexcept {
+  __m512d low_f64x8 = _mm512_setzero_pd();
+  __m512d high_f64x8 = _mm512_setzero_pd();
+  for (std::size_t i = 0; i < n; i += kLanes) {
+    const __mmask16 mask = first_lanes(n - i);
+    const __m512 a_f32x16 = _mm512_maskz_loadu_ps(mask, a + i);
+    const __m512 b_f32x16 = _mm512_maskz_loadu_ps(mask, b + i);
+    const __m512d low = _mm512_sub_pd(low_half(a_f32x16), low_half(b_f32x16));
+    const __m512d high = _mm512_sub_pd(high_half(a_f32x16), high_half(b_f32x16));
+    low_f64x8 = _mm512_fmadd_pd(low, low, low_f64x8);
+    high_f64x8 = _mm512_fmadd_pd(high, high, high_f64x8);
+  }
+  return reduce(_mm512_add_pd(low_f64x8, high_f64x8));
+}
+
+[[nodiscard]] KVEVICT_AVX512 inline double sum(const float* x, std::size_t n) noexcept {
+  __m512d low_f64x8 = _mm512_setzero_pd();
+  __m512d high_f64x8 = _mm512_setzero_pd();
+  for (std::size_t i = 0; i < n; i += kLanes) {
+    const __m512 x_f32x16 = _mm512_maskz_loadu_ps(first_lanes(n - i), x + i);
+    low_f64x8 = _mm512_add_pd(low_f64x8, low_half(x_f32x16));
+    high_f64x8 = _mm512_add_pd(high_f64x8, high_half(x_f32x16));
+  }
+  return reduce(_mm512_add_pd(low_f64x8, high_f64x8));
+}
+
+[[nodiscard]] KVEVICT_AVX512 inline float max_value(const float* x, std::size_t n) noexcept {
+  __m512 largest_f32x16 = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  for (std::size_t i = 0; i < n; i += kLanes) {
+    const __mmask16 mask = first_lanes(n - i);
+    // The instruction returns its second operand where one is NaN, so NaN never gets in.
+    largest_f32x16 = _mm512_mask_max_ps(largest_f32x16, mask, _mm512_maskz_loadu_ps(mask, x + i),
+                                        largest_f32x16);
+  }
+  alignas(64) std::array<float, kLanes> lanes;
+  _mm512_store_ps(lanes.data(), largest_f32x16);
+  return *std::max_element(lanes.begin(), lanes.end());
+}
+
+KVEVICT_AVX512 inline void scale(float factor, std::size_t n, float* x) noexcept {
+  const __m512 factor_f32x16 = _mm512_set1_ps(factor);
+  for (std::size_t i = 0; i < n; i += kLanes) {
+    const __mmask16 mask = first_lanes(n - i);
+    _mm512_mask_storeu_ps(x + i, mask,
+                          _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + i), factor_f32x16));
+  }
+}
+
+/// exp for finite and infinite x, not NaN: x = k ln 2 + r, exp(r) by a polynomial of degree 6
+/// (relative error below 2e-7), scaled by 2^k. Results that are subnormal may lose bits.
+[[nodiscard]] KVEVICT_AVX512 inline __m512 exp_f32x16(__m512 x) noexcept {
+  x = _mm512_max_ps(x, _mm512_set1_ps(-105.0F));
+  const __m512 k = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504F)), 0);
+  __m512 r = _mm512_fnmadd_ps(k, _mm512_set1_ps(0.693359375F), x);
+  r = _mm512_fnmadd_ps(k, _mm512_set1_ps(-2.12194440e-4F), r);
+  __m512 p = _mm512_set1_ps(1.0F / 720);
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0F / 120));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0F / 24));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0F / 6));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.5F));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0F));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0F));
+  // x = +infinity makes r NaN; its result is infinity.
+  const __mmask16 infinite = _mm512_cmp_ps_mask(
+      x, _mm512_set1_ps(std::numeric_limits<float>::infinity()), _CMP_EQ_OQ);
+  return _mm512_mask_mov_ps(_mm512_scalef_ps(p, k), infinite, x);
+}
+
+KVEVICT_AVX512 inline double exp_shifted(float shift, std::size_t n, float* x) noexcept {
+  if (!(shift < std::numeric_limits<float>::infinity())) return scalar::exp_shifted(shift, n, x);
+  const __m512 shift_f32x16 = _mm512_set1_ps(shift);
+  __m512d low_f64x8 = _mm512_setzero_pd();
+  __m512d high_f64x8 = _mm512_setzero_pd();
+  for (std::size_t i = 0; i < n; i += kLanes) {
+    const __mmask16 mask = first_lanes(n - i);
+    const __m512 x_f32x16 = _mm512_maskz_loadu_ps(mask, x + i);
+    const __mmask16 counted = _mm512_mask_cmp_ps_mask(mask, x_f32x16, x_f32x16, _CMP_ORD_Q);
+    const __m512 e_f32x16 =
+        _mm512_maskz_mov_ps(counted, exp_f32x16(_mm512_sub_ps(x_f32x16, shift_f32x16)));
+    _mm512_mask_storeu_ps(x + i, mask, e_f32x16);
+    low_f64x8 = _mm512_add_pd(low_f64x8, low_half(e_f32x16));
+    high_f64x8 = _mm512_add_pd(high_f64x8, high_half(e_f32x16));
+  }
+  return reduce(_mm512_add_pd(low_f64x8, high_f64x8));
+}
+
+/// Lanes of x that are neither infinite nor NaN.
+[[nodiscard]] KVEVICT_AVX512 inline __mmask16 finite(__m512 x) noexcept {
+  return _mm512_cmp_ps_mask(_mm512_abs_ps(x), _mm512_set1_ps(std::numeric_limits<float>::max()),
+                            _CMP_LE_OQ);
+}
+
+/// Where `sample` is finite, y becomes `next`; returns how many of the `mask` lanes were not.
+[[nodiscard]] KVEVICT_AVX512 inline std::size_t store_finite(__mmask16 mask, __m512 sample,
+                                                             __m512 next, float* y) noexcept {
+  const auto wanted = static_cast<__mmask16>(mask & finite(sample));
+  _mm512_mask_storeu_ps(y, wanted, next);
+  return static_cast<std::size_t>(std::popcount(static_cast<unsigned>(mask & ~wanted)));
+}
+
+KVEVICT_AVX512 inline std::size_t add(float factor, const float* x, std::size_t n,
+                                      float* y) noexcept {
+  const __m512 factor_f32x16 = _mm512_set1_ps(factor);
+  std::size_t skipped = 0;
+  for (std::size_t i = 0; i < n; i += kLanes) {
+    const __mmask16 mask = first_lanes(n - i);
+    const __m512 sample = _mm512_mul_ps(factor_f32x16, _mm512_maskz_loadu_ps(mask, x + i));
+    const __m512 y_f32x16 = _mm512_maskz_loadu_ps(mask, y + i);
+    skipped += store_finite(mask, sample, _mm512_add_ps(y_f32x16, sample), y + i);
+  }
+  return skipped;
+}
+
+KVEVICT_AVX512 inline std::size_t add_squared(float factor, const float* x, std::size_t n,
+                                              float* y) noexcept {
+  const __m512 factor_f32x16 = _mm512_set1_ps(factor);
+  std::size_t skipped = 0;
+  for (std::size_t i = 0; i < n; i += kLanes) {
+    const __mmask16 mask = first_lanes(n - i);
+    const __m512 scaled = _mm512_mul_ps(factor_f32x16, _mm512_maskz_loadu_ps(mask, x + i));
+    const __m512 sample = _mm512_mul_ps(scaled, scaled);
+    const __m512 y_f32x16 = _mm512_maskz_loadu_ps(mask, y + i);
+    skipped += store_finite(mask, sample, _mm512_add_ps(y_f32x16, sample), y + i);
+  }
+  return skipped;
+}
+
+KVEVICT_AVX512 inline std::size_t add_product(float factor, const float* a, const float* b,
+                                              std::size_t n, float* y) noexcept {
+  const __m512 factor_f32x16 = _mm512_set1_ps(factor);
+  std::size_t skipped = 0;
+  for (std::size_t i = 0; i < n; i += kLanes) {
+    const __mmask16 mask = first_lanes(n - i);
+    const __m512 sample =
+        _mm512_mul_ps(_mm512_mul_ps(factor_f32x16, _mm512_maskz_loadu_ps(mask, a + i)),
+                      _mm512_maskz_loadu_ps(mask, b + i));
+    const __m512 y_f32x16 = _mm512_maskz_loadu_ps(mask, y + i);
+    skipped += store_finite(mask, sample, _mm512_add_ps(y_f32x16, sample), y + i);
+  }
+  return skipped;
+}
+
+KVEVICT_AVX512 inline std::size_t take_max(float factor, const float* x, std::size_t n,
+                                           float* y) noexcept {
+  const __m512 factor_f32x16 = _mm512_set1_ps(factor);
+  std::size_t skipped = 0;
+  for (std::size_t i = 0; i < n; i += kLanes) {
+    const __mmask16 mask = first_lanes(n - i);
+    const __m512 sample = _mm512_mul_ps(factor_f32x16, _mm512_maskz_loadu_ps(mask, x + i));
+    const __m512 y_f32x16 = _mm512_maskz_loadu_ps(mask, y + i);
+    skipped += store_finite(mask, sample, _mm512_max_ps(sample, y_f32x16), y + i);
+  }
+  return skipped;
+}
+
+KVEVICT_AVX512 inline std::size_t ema(float decay, const float* sample, std::size_t n,
+                                      float* state) noexcept {
+  const __m512 decay_f32x16 = _mm512_set1_ps(decay);
+  const __m512 rest_f32x16 = _mm512_set1_ps(1.0F - decay);
+  const __m512 smallest_f32x16 = _mm512_set1_ps(std::numeric_limits<float>::min());
+  std::size_t skipped = 0;
+  for (std::size_t i = 0; i < n; i += kLanes) {
+    const __mmask16 mask = first_lanes(n - i);
+    const __m512 sample_f32x16 = _mm512_maskz_loadu_ps(mask, sample + i);
+    const __m512 state_f32x16 = _mm512_maskz_loadu_ps(mask, state + i);
+    const __m512 next = _mm512_add_ps(_mm512_mul_ps(decay_f32x16, state_f32x16),
+                                      _mm512_mul_ps(rest_f32x16, sample_f32x16));
+    const __mmask16 tiny = _mm512_cmp_ps_mask(_mm512_abs_ps(next), smallest_f32x16, _CMP_LT_OQ);
+    skipped += store_finite(mask, sample_f32x16,
+                            _mm512_mask_mov_ps(next, tiny, _mm512_setzero_ps()), state + i);
+  }
+  return skipped;
+}
+
+// A maximum over the kernel for 16 entries at once where the whole kernel fits in.
+KVEVICT_AVX512 inline void max_pool(const float* x, std::size_t n, std::size_t kernel,
+                                    float* out) noexcept {
+  const std::size_t reach = kernel / 2;
+  std::size_t i = 0;
+  for (; i < std::min(reach, n); ++i) out[i] = scalar::window_max(x, 0, std::min(n, i + reach + 1));
+  for (; i + reach + kLanes <= n; i += kLanes) {
+    __m512 largest_f32x16 = _mm512_loadu_ps(x + i - reach);
+    for (std::size_t j = 1; j < kernel; ++j) {
+      // The instruction returns its second operand where one is NaN.
+      const __m512 next_f32x16 = _mm512_loadu_ps(x + i - reach + j);
+      const __mmask16 nan = _mm512_cmp_ps_mask(largest_f32x16, largest_f32x16, _CMP_UNORD_Q);
+      largest_f32x16 = _mm512_mask_mov_ps(_mm512_max_ps(next_f32x16, largest_f32x16), nan,
+                                          next_f32x16);
+    }
+    _mm512_storeu_ps(out + i, largest_f32x16);
+  }
+  for (; i < n; ++i) out[i] = scalar::window_max(x, i - reach, std::min(n, i + reach + 1));
+}
+
+inline constexpr KernelSet kSet{Isa::kAvx512,
+                                widen,
+                                row_dots,
+                                row_norms,
+                                scalar::row_variances,
+                                projected_norms,
+                                squared_distance,
+                                sum,
+                                max_value,
+                                scale,
+                                scalar::soft_cap,
+                                exp_shifted,
+                                add,
+                                add_squared,
+                                add_product,
+                                take_max,
+                                ema,
+                                scalar::average_pool,
+                                max_pool};
+
+}  // namespace kernels::avx512
+KVEVICT_NAMESPACE_END
+
+#undef KVEVICT_AVX512
+
+#endif  // KVEVICT_KERNELS_AVX512_HPP_

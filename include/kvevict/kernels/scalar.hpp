@@ -1,0 +1,274 @@
+#ifndef KVEVICT_KERNELS_SCALAR_HPP_
+#define KVEVICT_KERNELS_SCALAR_HPP_
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "kvevict/config.hpp"
+#include "kvevict/element_type.hpp"
+#include "kvevict/kernels/half.hpp"
+#include "kvevict/kernels/kernel_set.hpp"
+
+// Plain loops: the definition of correct for every instruction set, and the fallback of all.
+KVEVICT_NAMESPACE_BEGIN
+namespace kernels::scalar {
+
+/// Element `index` of a row, at any alignment.
+[[nodiscard]] inline float load(const void* row, ElementType type, std::size_t index) noexcept {
+  const auto* bytes = static_cast<const std::byte*>(row) + index * element_size(type);
+  if (type == ElementType::kF32) {
+    float value;
+    std::memcpy(&value, bytes, sizeof value);
+    return value;
+  }
+  std::uint16_t half;
+  std::memcpy(&half, bytes, sizeof half);
+  return type == ElementType::kF16 ? from_f16(half) : from_bf16(half);
+}
+
+[[nodiscard]] inline const std::byte* row_of(const RowBlock& rows, std::size_t index) noexcept {
+  return static_cast<const std::byte*>(rows.data) +
+         static_cast<std::ptrdiff_t>(index) * rows.stride_bytes;
+}
+
+inline void widen(const void* source, ElementType type, std::size_t n,
+                  float* destination) noexcept {
+  for (std::size_t i = 0; i < n; ++i) destination[i] = load(source, type, i);
+}
+
+inline void row_dots(const float* queries, std::size_t num_queries, std::ptrdiff_t query_stride,
+                     RowBlock rows, float* out, std::ptrdiff_t out_stride) noexcept {
+  for (std::size_t q = 0; q < num_queries; ++q) {
+    const float* query = queries + static_cast<std::ptrdiff_t>(q) * query_stride;
+    float* const out_row = out + static_cast<std::ptrdiff_t>(q) * out_stride;
+    for (std::size_t i = 0; i < rows.num_rows; ++i) {
+      // Sixteen partial sums: close to what vector lanes do, and more exact than one.
+      std::array<float, 16> partial{};
+      const std::byte* row = row_of(rows, i);
+      for (std::size_t c = 0; c < rows.dim; ++c) {
+        partial[c % 16] += query[c] * load(row, rows.type, c);
+      }
+      for (std::size_t half = 8; half > 0; half /= 2) {
+        for (std::size_t p = 0; p < half; ++p) partial[p] += partial[p + half];
+      }
+      out_row[i] = partial[0];
+    }
+  }
+}
+
+inline void row_norms(RowBlock rows, float* out) noexcept {
+  for (std::size_t i = 0; i < rows.num_rows; ++i) {
+    double sum = 0.0;
+    for (std::size_t c = 0; c < rows.dim; ++c) {
+      const double x = load(row_of(rows, i), rows.type, c);
+      sum += x * x;
+    }
+    out[i] = static_cast<float>(std::sqrt(sum));
+  }
+}
+
+inline void row_variances(RowBlock rows, float* out) noexcept {
+  for (std::size_t i = 0; i < rows.num_rows; ++i) {
+    const std::byte* row = row_of(rows, i);
+    double sum = 0.0;
+    for (std::size_t c = 0; c < rows.dim; ++c) sum += load(row, rows.type, c);
+    const double mean = sum / static_cast<double>(rows.dim);
+    double squares = 0.0;
+    for (std::size_t c = 0; c < rows.dim; ++c) {
+      const double difference = load(row, rows.type, c) - mean;
+      squares += difference * difference;
+    }
+    out[i] = rows.dim > 1 ? static_cast<float>(squares / static_cast<double>(rows.dim - 1)) : 0.0F;
+  }
+}
+
+inline void projected_norms(const float* factor, RowBlock rows, float* out) noexcept {
+  for (std::size_t i = 0; i < rows.num_rows; ++i) {
+    const std::byte* row = row_of(rows, i);
+    double squares = 0.0;
+    for (std::size_t j = 0; j < rows.dim; ++j) {
+      double sum = 0.0;
+      for (std::size_t c = j; c < rows.dim; ++c) {
+        sum += static_cast<double>(factor[c * rows.dim + j]) *
+               static_cast<double>(load(row, rows.type, c));
+      }
+      squares += sum * sum;
+    }
+    out[i] = static_cast<float>(std::sqrt(squares));
+  }
+}
+
+[[nodiscard]] inline double squared_distance(const float* a, const float* b,
+                                             std::size_t n) noexcept {
+  double sum = 0.0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const double difference = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+    sum += difference * difference;
+  }
+  return sum;
+}
+
+[[nodiscard]] inline double sum(const float* x, std::size_t n) noexcept {
+  double total = 0.0;
+  for (std::size_t i = 0; i < n; ++i) total += static_cast<double>(x[i]);
+  return total;
+}
+
+[[nodiscard]] inline float max_value(const float* x, std::size_t n) noexcept {
+  float largest = -std::numeric_limits<float>::infinity();
+  for (std::size_t i = 0; i < n; ++i) {
+    if (x[i] > largest) largest = x[i];  // false for NaN
+  }
+  return largest;
+}
+
+inline void scale(float factor, std::size_t n, float* x) noexcept {
+  for (std::size_t i = 0; i < n; ++i) x[i] *= factor;
+}
+
+inline void soft_cap(float cap, std::size_t n, float* x) noexcept {
+  for (std::size_t i = 0; i < n; ++i) x[i] = cap * std::tanh(x[i] / cap);
+}
+
+inline double exp_shifted(float shift, std::size_t n, float* x) noexcept {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  double total = 0.0;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (std::isnan(x[i])) {
+      x[i] = 0.0F;
+    } else if (shift == kInfinity) {
+      x[i] = x[i] == kInfinity ? 1.0F : 0.0F;
+    } else {
+      x[i] = std::exp(x[i] - shift);
+    }
+    total += static_cast<double>(x[i]);
+  }
+  return total;
+}
+
+inline std::size_t add(float factor, const float* x, std::size_t n, float* y) noexcept {
+  std::size_t skipped = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const float sample = factor * x[i];
+    if (std::isfinite(sample)) {
+      y[i] += sample;
+    } else {
+      ++skipped;
+    }
+  }
+  return skipped;
+}
+
+inline std::size_t add_squared(float factor, const float* x, std::size_t n, float* y) noexcept {
+  std::size_t skipped = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const float sample = factor * x[i] * (factor * x[i]);
+    if (std::isfinite(sample)) {
+      y[i] += sample;
+    } else {
+      ++skipped;
+    }
+  }
+  return skipped;
+}
+
+inline std::size_t add_product(float factor, const float* a, const float* b, std::size_t n,
+                               float* y) noexcept {
+  std::size_t skipped = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const float sample = factor * a[i] * b[i];
+    if (std::isfinite(sample)) {
+      y[i] += sample;
+    } else {
+      ++skipped;
+    }
+  }
+  return skipped;
+}
+
+inline std::size_t take_max(float factor, const float* x, std::size_t n, float* y) noexcept {
+  std::size_t skipped = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const float sample = factor * x[i];
+    if (std::isfinite(sample)) {
+      y[i] = std::max(y[i], sample);
+    } else {
+      ++skipped;
+    }
+  }
+  return skipped;
+}
+
+inline std::size_t ema(float decay, const float* sample, std::size_t n, float* state) noexcept {
+  std::size_t skipped = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (!std::isfinite(sample[i])) {
+      ++skipped;
+      continue;
+    }
+    const float next = decay * state[i] + (1.0F - decay) * sample[i];
+    state[i] = std::abs(next) < std::numeric_limits<float>::min() ? 0.0F : next;
+  }
+  return skipped;
+}
+
+inline void average_pool(const float* x, std::size_t n, std::size_t kernel, PoolEdge edge,
+                         float* out) noexcept {
+  const std::size_t reach = kernel / 2;
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::size_t first = i > reach ? i - reach : 0;
+    const std::size_t last = std::min(n, i + reach + 1);
+    // Summed anew for each entry: a running sum would carry an infinity or NaN on for ever.
+    double total = 0.0;
+    for (std::size_t j = first; j < last; ++j) total += static_cast<double>(x[j]);
+    const std::size_t divisor = edge == PoolEdge::kZeroCounted ? kernel : last - first;
+    out[i] = static_cast<float>(total / static_cast<double>(divisor));
+  }
+}
+
+/// Largest entry of x[first, last), NaN only where all are.
+[[nodiscard]] inline float window_max(const float* x, std::size_t first,
+                                      std::size_t last) noexcept {
+  float largest = std::numeric_limits<float>::quiet_NaN();
+  for (std::size_t i = first; i < last; ++i) {
+    if (std::isnan(largest) || x[i] > largest) largest = x[i];
+  }
+  return largest;
+}
+
+inline void max_pool(const float* x, std::size_t n, std::size_t kernel, float* out) noexcept {
+  const std::size_t reach = kernel / 2;
+  for (std::size_t i = 0; i < n; ++i) {
+    out[i] = window_max(x, i > reach ? i - reach : 0, std::min(n, i + reach + 1));
+  }
+}
+
+inline constexpr KernelSet kSet{Isa::kScalar,
+                                widen,
+                                row_dots,
+                                row_norms,
+                                row_variances,
+                                projected_norms,
+                                squared_distance,
+                                sum,
+                                max_value,
+                                scale,
+                                soft_cap,
+                                exp_shifted,
+                                add,
+                                add_squared,
+                                add_product,
+                                take_max,
+                                ema,
+                                average_pool,
+                                max_pool};
+
+}  // namespace kernels::scalar
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_KERNELS_SCALAR_HPP_

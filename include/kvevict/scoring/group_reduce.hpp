@@ -1,0 +1,41 @@
+#ifndef KVEVICT_SCORING_GROUP_REDUCE_HPP_
+#define KVEVICT_SCORING_GROUP_REDUCE_HPP_
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "kvevict/config.hpp"
+
+KVEVICT_NAMESPACE_BEGIN
+
+/// How the scores of the query heads of a group become those of their KV head (rule R10).
+enum class GroupReduce : std::uint8_t { kMean, kMax };
+
+[[nodiscard]] constexpr auto enum_names(GroupReduce /*type*/) noexcept {
+  return std::array<std::pair<std::string_view, GroupReduce>, 2>{
+      {{"mean", GroupReduce::kMean}, {"max", GroupReduce::kMax}}};
+}
+
+/// Brings the group's `head`-th scores into `out`. Called for head = 0, 1, .., group_size - 1 in
+/// this order; `out` is overwritten by the first and holds the result after the last.
+inline void reduce_group(GroupReduce reduce, std::size_t head, std::size_t group_size,
+                         std::span<const float> scores, std::span<float> out) noexcept {
+  const float share = reduce == GroupReduce::kMean ? 1.0F / static_cast<float>(group_size) : 1.0F;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const float score = share * scores[i];
+    if (head == 0) {
+      out[i] = score;
+    } else {
+      out[i] = reduce == GroupReduce::kMean ? out[i] + score : std::max(out[i], score);
+    }
+  }
+}
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_SCORING_GROUP_REDUCE_HPP_

@@ -1,0 +1,53 @@
+#ifndef KVEVICT_SCORING_OBSERVATION_WINDOW_HPP_
+#define KVEVICT_SCORING_OBSERVATION_WINDOW_HPP_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/sequence.hpp"
+
+KVEVICT_NAMESPACE_BEGIN
+
+/// Where the last tokens of the newest prompt, whose queries vote, lie in a lane. What is
+/// protected as the recent window are the slots [prefix_end, prompt_end).
+struct ObservationWindow {
+  std::size_t first = 0;       ///< first valid slot: left padding is no neighbour of anything
+  std::size_t prefix_end = 0;  ///< where the window begins
+  std::size_t prompt_end = 0;  ///< where it ends; decoded tokens follow
+};
+
+/// @param window  tokens; only valid slots count (rule R9)
+/// @param valid   of the lane; empty: all valid
+/// @note  O(1), or O(padding + window) where `valid` is given.
+[[nodiscard]] inline ObservationWindow find_observation_window(
+    const Sequence& sequence, std::size_t lane, std::size_t window,
+    std::span<const std::uint8_t> valid) noexcept {
+  ObservationWindow found;
+  found.prompt_end =
+      sequence.slots_before(lane, static_cast<std::size_t>(sequence.prompt().last));
+  found.prefix_end = found.prompt_end;
+  if (valid.empty()) {
+    found.prefix_end -= window < found.prompt_end ? window : found.prompt_end;
+    return found;
+  }
+  while (found.first < found.prompt_end && valid[found.first] == 0) ++found.first;
+  while (found.prefix_end > found.first && window > 0) {
+    --found.prefix_end;
+    if (valid[found.prefix_end] != 0) --window;
+  }
+  return found;
+}
+
+/// Slots before the window that the lane has, or will have once all of the prompt is appended:
+/// what a row of the window sees of the past. For rows that come while the prompt is being fed.
+[[nodiscard]] inline std::size_t past_of_window(const Sequence& sequence, std::size_t layer,
+                                                std::size_t kv_head, std::size_t window) noexcept {
+  const std::size_t prompt_end = sequence.seq_len(layer, kv_head) + sequence.pending_prompt();
+  return prompt_end > window ? prompt_end - window : 0;
+}
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_SCORING_OBSERVATION_WINDOW_HPP_

@@ -1,0 +1,61 @@
+#ifndef KVEVICT_SCORING_POOLING_HPP_
+#define KVEVICT_SCORING_POOLING_HPP_
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/kernels/kernel_set.hpp"
+
+KVEVICT_NAMESPACE_BEGIN
+
+enum class PoolKind : std::uint8_t { kAverage, kMax };
+
+[[nodiscard]] constexpr auto enum_names(PoolKind /*type*/) noexcept {
+  return std::array<std::pair<std::string_view, PoolKind>, 2>{
+      {{"average", PoolKind::kAverage}, {"max", PoolKind::kMax}}};
+}
+
+namespace kernels {
+
+[[nodiscard]] constexpr auto enum_names(PoolEdge /*type*/) noexcept {
+  return std::array<std::pair<std::string_view, PoolEdge>, 2>{
+      {{"zero_counted", PoolEdge::kZeroCounted}, {"shrink", PoolEdge::kShrink}}};
+}
+
+}  // namespace kernels
+
+/// Smoothing of scores over neighbouring slots, so that what stands beside an important token
+/// stays with it.
+struct Pooling {
+  PoolKind kind = PoolKind::kAverage;
+  std::size_t kernel_size = 5;  ///< slots under the kernel, odd; 1 switches pooling off
+  kernels::PoolEdge edge = kernels::PoolEdge::kZeroCounted;  ///< of an average
+
+  /// Throws InvalidArgument, naming `where`, for a kernel that has no centre.
+  void check(std::string_view where) const {
+    detail::require(kernel_size % 2 == 1, where, "pooling.kernel_size", kernel_size,
+                    "must be odd");
+  }
+  /// @param out  of the size of `x`, not overlapping it
+  void apply(std::span<const float> x, const kernels::KernelSet& kernel,
+             std::span<float> out) const noexcept {
+    if (kernel_size == 1) {
+      std::copy(x.begin(), x.end(), out.begin());
+    } else if (kind == PoolKind::kAverage) {
+      kernel.average_pool(x.data(), x.size(), kernel_size, edge, out.data());
+    } else {
+      kernel.max_pool(x.data(), x.size(), kernel_size, out.data());
+    }
+  }
+};
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_SCORING_POOLING_HPP_
