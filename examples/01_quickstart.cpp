@@ -1,9 +1,9 @@
 // Cuts a prompt's KV cache to a tenth with SnapKV. An engine replaces the random numbers.
+#include "kvevict/kvevict.hpp"
+
 #include <cstdio>
 #include <random>
 #include <vector>
-
-#include "kvevict/kvevict.hpp"
 
 int main() {
   const kvevict::CacheShape shape{
@@ -15,7 +15,8 @@ int main() {
   std::normal_distribution<float> normal;
   std::vector<float> keys(2 * kPromptLen * 2 * 64), values(keys.size()), queries(4 * 32 * 64);
   for (auto* data : {&keys, &values, &queries}) {
-    for (float& x : *data) x = normal(random);
+    for (float& x : *data)
+      x = normal(random);
   }
   const auto tensor = [](std::vector<float>& data) {
     return kvevict::views::Tensor::nhd(data.data(), kvevict::ElementType::kF32, kPromptLen, 2, 64);
@@ -26,9 +27,13 @@ int main() {
   policy.begin(kPromptLen);
   for (std::size_t layer = 0; layer < shape.num_layers; ++layer) {
     // The last 32 queries of the layer, [query head, row, head_dim].
-    policy.observe_queries(
-        layer, {.data = queries.data(), .num_q_heads = 4, .num_rows = 32, .head_stride = 32 * 64,
-                .row_stride = 64}, view);
+    policy.observe_queries(layer,
+                           {.data = queries.data(),
+                            .num_q_heads = 4,
+                            .num_rows = 32,
+                            .head_stride = 32 * 64,
+                            .row_stride = 64},
+                           view);
   }
   policy.end_prefill(view);
   if (policy.should_evict()) {

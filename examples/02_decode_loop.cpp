@@ -1,9 +1,9 @@
 // Generates without end in a cache of fixed size: the loop that an engine writes around a policy
 // that cuts while decoding. Swap StreamingLLM for any other one; the loop asks what it wants.
+#include "kvevict/kvevict.hpp"
+
 #include <cstdio>
 #include <vector>
-
-#include "kvevict/kvevict.hpp"
 
 namespace {
 

@@ -1,9 +1,9 @@
 // A paged cache: evict, compact inside the pages, give whole pages back.
+#include "kvevict/kvevict.hpp"
+
 #include <cstdint>
 #include <cstdio>
 #include <vector>
-
-#include "kvevict/kvevict.hpp"
 
 int main() {
   constexpr std::size_t kPageSize = 16, kNumPages = 32, kPromptLen = 200;

@@ -1,9 +1,9 @@
 // A policy of one's own: say when, who competes and how a slot is scored; the rest is there.
 // This one keeps the tokens whose value vectors are longest, heads of a layer competing.
+#include "kvevict/kvevict.hpp"
+
 #include <cstdio>
 #include <vector>
-
-#include "kvevict/kvevict.hpp"
 
 struct LongValuesOptions {
   kvevict::Budget budget = 128;  ///< tokens per KV head
@@ -52,8 +52,8 @@ int main() {
       .num_layers = 1, .num_q_heads = 2, .num_kv_heads = 2, .head_dim = 4};
   std::vector<float> keys(2 * 8 * 4), values(keys.size());
   for (std::size_t slot = 0; slot < 8; ++slot) {
-    values[slot * 4] = static_cast<float>(slot);         // head 0: 0, 1, .. 7
-    values[(8 + slot) * 4] = 10.0F * (slot % 2 == 0);    // head 1: 10 in even slots
+    values[slot * 4] = static_cast<float>(slot);       // head 0: 0, 1, .. 7
+    values[(8 + slot) * 4] = 10.0F * (slot % 2 == 0);  // head 1: 10 in even slots
   }
   const kvevict::views::ContiguousView view(
       shape, Tensor::hnd(keys.data(), kvevict::ElementType::kF32, 8, 2, 4),

@@ -1,9 +1,9 @@
 // A cache that no adapter describes: 8-bit rows with a scale each, read through a callback.
+#include "kvevict/kvevict.hpp"
+
 #include <cstdint>
 #include <cstdio>
 #include <vector>
-
-#include "kvevict/kvevict.hpp"
 
 namespace {
 
@@ -16,7 +16,8 @@ class Int8Cache {
     for (std::size_t head = 0; head < kHeads; ++head) {
       const std::size_t row = head * kCapacity + seq_len_;
       scales_[row] = magnitude / 127.0F;
-      for (std::size_t c = 0; c < kDim; ++c) rows_[row * kDim + c] = 127;
+      for (std::size_t c = 0; c < kDim; ++c)
+        rows_[row * kDim + c] = 127;
     }
     ++seq_len_;
   }
@@ -33,8 +34,8 @@ class Int8Cache {
   }
 
  private:
-  static void load(const void* cache, std::size_t /*layer*/, std::size_t kv_head,
-                   std::size_t slot, float* row) noexcept {
+  static void load(const void* cache, std::size_t /*layer*/, std::size_t kv_head, std::size_t slot,
+                   float* row) noexcept {
     const auto& self = *static_cast<const Int8Cache*>(cache);
     const std::size_t index = kv_head * kCapacity + slot;
     for (std::size_t c = 0; c < kDim; ++c) {
@@ -52,14 +53,20 @@ static_assert(kvevict::KvCacheView<Int8Cache>);
 
 int main() {
   Int8Cache cache;
-  for (int token = 0; token < 20; ++token) cache.push(token == 7 ? 4.0F : 0.5F);
+  for (int token = 0; token < 20; ++token)
+    cache.push(token == 7 ? 4.0F : 0.5F);
 
   // H2O over queries alone: the rows are computed from the callback's keys.
   kvevict::H2O policy({.heavy = 1, .recent = 3}, cache.shape());
   const std::vector<float> queries(kHeads * 20 * kDim, 1.0F);
   policy.begin(20);
-  policy.observe_queries(0, {.data = queries.data(), .num_q_heads = kHeads, .num_rows = 20,
-                             .head_stride = 20 * kDim, .row_stride = kDim}, cache);
+  policy.observe_queries(0,
+                         {.data = queries.data(),
+                          .num_q_heads = kHeads,
+                          .num_rows = 20,
+                          .head_stride = 20 * kDim,
+                          .row_stride = kDim},
+                         cache);
   policy.end_prefill(cache);
   const kvevict::KeepMask& keep = policy.select(cache);
   std::printf("token 7 %s, %zu kept\n", keep.keeps(0, 0, 7) ? "stays" : "goes", keep.count(0, 0));

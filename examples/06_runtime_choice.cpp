@@ -1,9 +1,9 @@
 // The policy's name and options come from the command line: NAME [key=value,key=value].
+#include "kvevict/kvevict.hpp"
+
 #include <cstdio>
 #include <string>
 #include <vector>
-
-#include "kvevict/kvevict.hpp"
 
 int main(int argc, char** argv) {
   const std::string name = argc > 1 ? argv[1] : "streaming_llm";
@@ -22,8 +22,13 @@ int main(int argc, char** argv) {
         {.shape = shape, .supplied = kvevict::Inputs::kAttention | kvevict::Inputs::kKeys});
     policy.begin(64);
     if (policy.wants_attention(0)) {
-      policy.observe_queries(0, {.data = rows.data(), .num_q_heads = 2, .num_rows = 32,
-                                 .head_stride = 256, .row_stride = 8}, view);
+      policy.observe_queries(0,
+                             {.data = rows.data(),
+                              .num_q_heads = 2,
+                              .num_rows = 32,
+                              .head_stride = 256,
+                              .row_stride = 8},
+                             view);
     }
     policy.end_prefill(view);
     if (!policy.should_evict()) {

@@ -1,11 +1,11 @@
 // A language model whose KV cache kvevict keeps small: generate, perplexity, recall, compare.
+#include "lm/commands.hpp"
+
 #include <CLI/CLI.hpp>
 
 #include <cstdio>
 #include <exception>
 #include <string>
-
-#include "lm/commands.hpp"
 
 int main(int argc, char** argv) {
   CLI::App app("A language model whose KV cache kvevict keeps small");
@@ -29,8 +29,9 @@ int main(int argc, char** argv) {
   };
   const auto add_policy = [&](CLI::App* command) {
     command->add_option("--policy", common.policy, "Name of the policy")->capture_default_str();
-    command->add_option("--budget", common.budget,
-                        "Tokens per KV head (128), or a share of the text (10%)")
+    command
+        ->add_option("--budget", common.budget,
+                     "Tokens per KV head (128), or a share of the text (10%)")
         ->capture_default_str();
     command->add_option("--options", common.options,
                         "Further options of the policy, key=value,key=value; they win over what "
@@ -64,8 +65,8 @@ int main(int argc, char** argv) {
       ->capture_default_str();
 
   lm::RecallRun recall;
-  CLI::App* recall_command = app.add_subcommand(
-      "recall", "Hide facts in filler, cut the cache, ask for them");
+  CLI::App* recall_command =
+      app.add_subcommand("recall", "Hide facts in filler, cut the cache, ask for them");
   add_common(recall_command);
   add_policy(recall_command);
   recall_command->add_option("--lengths", recall.lengths, "Tokens of the prompts")
@@ -78,7 +79,8 @@ int main(int argc, char** argv) {
   recall_command->add_option("--trials", recall.num_trials, "For each length and depth")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
-  recall_command->add_option("--task", recall.task, "word or number; the built-in model has its own")
+  recall_command
+      ->add_option("--task", recall.task, "word or number; the built-in model has its own")
       ->check(CLI::IsMember({"word", "number"}))
       ->capture_default_str();
   recall_command->add_option("--facts", recall.num_facts, "Facts in a prompt of the built-in model")
@@ -106,9 +108,12 @@ int main(int argc, char** argv) {
 
   CLI11_PARSE(app, argc, argv);
   try {
-    if (*generate_command) return lm::run_generate(common, generate);
-    if (*perplexity_command) return lm::run_perplexity(common, perplexity);
-    if (*recall_command) return lm::run_recall(common, recall);
+    if (*generate_command)
+      return lm::run_generate(common, generate);
+    if (*perplexity_command)
+      return lm::run_perplexity(common, perplexity);
+    if (*recall_command)
+      return lm::run_recall(common, recall);
     return lm::run_compare(common, compare);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "kvevict_lm: %s\n", error.what());

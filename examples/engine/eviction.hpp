@@ -1,6 +1,11 @@
 #ifndef KVEVICT_EXAMPLES_ENGINE_EVICTION_HPP_
 #define KVEVICT_EXAMPLES_ENGINE_EVICTION_HPP_
 
+#include "engine/cache.hpp"
+#include "engine/observer.hpp"
+#include "engine/transformer.hpp"
+#include "kvevict/kvevict.hpp"
+
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -9,11 +14,6 @@
 #include <span>
 #include <utility>
 #include <vector>
-
-#include "engine/cache.hpp"
-#include "engine/observer.hpp"
-#include "engine/transformer.hpp"
-#include "kvevict/kvevict.hpp"
 
 // How this engine is joined to kvevict, and all that an engine has to write for it: a view of its
 // cache, an observer that passes signals on, and the execution of a mask.
@@ -139,7 +139,8 @@ class Sequence {
                 .row_stride_bytes = static_cast<std::ptrdiff_t>(rows.hidden_size * sizeof(float))});
   }
   void after_pass(const KvCache& cache) {
-    if (!policy_.wants_cache()) return;
+    if (!policy_.wants_cache())
+      return;
     const Stopwatch watch(seconds_.observe);
     policy_.observe_cache(CacheView(shape_, cache));
   }
@@ -148,7 +149,8 @@ class Sequence {
   /// Cuts the cache if the policy wants it; returns whether it did. Rows go at once, memory is
   /// given back lane by lane.
   bool evict() {
-    if (!policy_.should_evict()) return false;
+    if (!policy_.should_evict())
+      return false;
     const kvevict::KeepMask* keep = nullptr;
     {
       const Stopwatch watch(seconds_.select);
@@ -198,17 +200,20 @@ class PolicyObserver : public StepObserver {
   }
   void on_attention(std::size_t layer, const HeadRows& rows) override {
     for (Sequence* s : sequences_) {
-      if (s->policy().wants_attention(layer)) s->on_attention(layer, rows);
+      if (s->policy().wants_attention(layer))
+        s->on_attention(layer, rows);
     }
   }
   void on_queries(std::size_t layer, const HeadRows& rows) override {
     for (Sequence* s : sequences_) {
-      if (s->policy().wants_attention(layer)) s->on_queries(layer, rows, *cache_);
+      if (s->policy().wants_attention(layer))
+        s->on_queries(layer, rows, *cache_);
     }
   }
   void on_hidden(std::size_t layer, const HiddenRows& rows) override {
     for (Sequence* s : sequences_) {
-      if (s->policy().wants_hidden(layer)) s->on_hidden(layer, rows);
+      if (s->policy().wants_hidden(layer))
+        s->on_hidden(layer, rows);
     }
   }
 
@@ -231,9 +236,11 @@ inline LogitRows observed_pass(Transformer& transformer, std::span<const Token> 
                                KvCache& cache, std::span<Sequence* const> sequences,
                                Signals signals) {
   PolicyObserver observer(sequences, cache, signals);
-  for (Sequence* s : sequences) s->before_pass(tokens.size());
+  for (Sequence* s : sequences)
+    s->before_pass(tokens.size());
   const LogitRows logits = transformer.forward(tokens, cache, 1, &observer);
-  for (Sequence* s : sequences) s->after_pass(cache);
+  for (Sequence* s : sequences)
+    s->after_pass(cache);
   return logits;
 }
 
@@ -248,8 +255,7 @@ inline LogitRows read_prompt(Transformer& transformer, std::span<const Token> pr
     observed_pass(transformer, prompt.first(chunk_size), sequence.cache(), {&one, 1}, signals);
     sequence.evict();
   }
-  const LogitRows logits =
-      observed_pass(transformer, prompt, sequence.cache(), {&one, 1}, signals);
+  const LogitRows logits = observed_pass(transformer, prompt, sequence.cache(), {&one, 1}, signals);
   sequence.end_prompt();
   sequence.evict();
   return logits;
@@ -261,7 +267,8 @@ inline void read_prompt_together(Transformer& transformer, std::span<const Token
                                  std::span<Sequence* const> sequences,
                                  Signals signals = Signals::kRows, std::size_t chunk_size = 256) {
   KvCache cache = transformer.make_cache();
-  for (Sequence* s : sequences) s->begin_prompt(prompt.size());
+  for (Sequence* s : sequences)
+    s->begin_prompt(prompt.size());
   for (std::size_t done = 0; done < prompt.size(); done += chunk_size) {
     observed_pass(transformer, prompt.subspan(done, std::min(chunk_size, prompt.size() - done)),
                   cache, sequences, signals);

@@ -1,22 +1,23 @@
 #ifndef KVEVICT_EXAMPLES_LM_COMMANDS_HPP_
 #define KVEVICT_EXAMPLES_LM_COMMANDS_HPP_
 
-#include <chrono>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <cstdio>
-#include <nlohmann/json.hpp>
-#include <span>
-#include <string>
-#include <vector>
-
 #include "lm/common.hpp"
 #include "lm/compare.hpp"
 #include "lm/measure.hpp"
 #include "lm/prose.hpp"
 #include "lm/recall_task.hpp"
 #include "lm/table.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <span>
+#include <string>
+#include <vector>
 
 namespace lm {
 
@@ -35,7 +36,8 @@ inline int run_generate(const Common& common, const GenerateOptions& options) {
   Runtime runtime(common);
   const std::string text = options.chat ? engine::chat_prompt(options.prompt) : options.prompt;
   const std::vector<Token> prompt = runtime.tokenizer().encode(text);
-  if (prompt.empty()) throw std::invalid_argument("--prompt is empty");
+  if (prompt.empty())
+    throw std::invalid_argument("--prompt is empty");
   runtime.check_fits(prompt.size(), "--prompt");
   // A share is of the prompt and what is to be written.
   engine::Sequence sequence =
@@ -49,7 +51,8 @@ inline int run_generate(const Common& common, const GenerateOptions& options) {
   std::string pending;  // bytes of a character that is not complete yet
   std::vector<Token> recent;
   for (; options.max_new_tokens == 0 || count < options.max_new_tokens; ++count) {
-    if (!options.ignore_eos && runtime.tokenizer().is_end(next)) break;
+    if (!options.ignore_eos && runtime.tokenizer().is_end(next))
+      break;
     std::printf("%s", runtime.tokenizer().decode({&next, 1}).c_str());
     std::fflush(stdout);
     if (static_cast<std::size_t>(sequence.cache().next_position()) + 1 >=
@@ -93,10 +96,10 @@ struct PerplexityOptions {
 inline int run_perplexity(const Common& common, const PerplexityOptions& options) {
   Progress progress;
   Runtime runtime(common);
-  std::vector<Token> text =
-      runtime.tokenizer().encode(options.file.empty() ? std::string(kStory)
-                                                      : read_text(options.file));
-  if (text.size() > options.max_tokens) text.resize(options.max_tokens);
+  std::vector<Token> text = runtime.tokenizer().encode(
+      options.file.empty() ? std::string(kStory) : read_text(options.file));
+  if (text.size() > options.max_tokens)
+    text.resize(options.max_tokens);
   if (text.size() < options.prompt_len + 2) {
     throw std::invalid_argument("the text has " + std::to_string(text.size()) +
                                 " tokens; --prompt-len and two more are needed");
@@ -113,20 +116,21 @@ inline int run_perplexity(const Common& common, const PerplexityOptions& options
         }
       });
   progress.show("");
-  std::printf("%s: NLL %.4f, perplexity %.3f over %zu tokens; %.1f tokens/s; KV %s MB at the end, "
-              "%s at peak; %zu entries evicted\n",
-              std::string(sequence.policy().name()).c_str(), result.nll, std::exp(result.nll),
-              result.num_tokens, static_cast<double>(result.num_tokens) / result.seconds,
-              detail::megabytes(sequence.cache().bytes_held()).c_str(),
-              detail::megabytes(sequence.cache().peak_bytes()).c_str(),
-              sequence.policy().counters().evicted);
-  write_json(common.json, {{"nll", result.nll},
-                           {"tokens", result.num_tokens},
-                           {"tokens_per_second",
-                            static_cast<double>(result.num_tokens) / result.seconds},
-                           {"kv_bytes_end", sequence.cache().bytes_held()},
-                           {"kv_bytes_peak", sequence.cache().peak_bytes()},
-                           {"entries_evicted", sequence.policy().counters().evicted}});
+  std::printf(
+      "%s: NLL %.4f, perplexity %.3f over %zu tokens; %.1f tokens/s; KV %s MB at the end, "
+      "%s at peak; %zu entries evicted\n",
+      std::string(sequence.policy().name()).c_str(), result.nll, std::exp(result.nll),
+      result.num_tokens, static_cast<double>(result.num_tokens) / result.seconds,
+      detail::megabytes(sequence.cache().bytes_held()).c_str(),
+      detail::megabytes(sequence.cache().peak_bytes()).c_str(),
+      sequence.policy().counters().evicted);
+  write_json(common.json,
+             {{"nll", result.nll},
+              {"tokens", result.num_tokens},
+              {"tokens_per_second", static_cast<double>(result.num_tokens) / result.seconds},
+              {"kv_bytes_end", sequence.cache().bytes_held()},
+              {"kv_bytes_peak", sequence.cache().peak_bytes()},
+              {"entries_evicted", sequence.policy().counters().evicted}});
   return 0;
 }
 
@@ -150,7 +154,8 @@ inline int run_recall(const Common& common, const RecallRun& options) {
   std::vector<std::string> header = {"prompt tokens"};
   // The built-in model's facts lie at all depths.
   const std::vector<double> depths = built_in ? std::vector<double>{0} : options.depths;
-  for (const double depth : depths) header.push_back(built_in ? "recall" : "depth " + fixed(depth, 2));
+  for (const double depth : depths)
+    header.push_back(built_in ? "recall" : "depth " + fixed(depth, 2));
   Table table(header);
   nlohmann::json cells = nlohmann::json::array();
   for (const std::size_t length : options.lengths) {
@@ -181,8 +186,7 @@ inline int run_recall(const Common& common, const RecallRun& options) {
   }
   progress.show("");
   table.print(stdout);
-  write_json(common.json,
-             {{"policy", common.policy}, {"budget", common.budget}, {"cells", cells}});
+  write_json(common.json, {{"policy", common.policy}, {"budget", common.budget}, {"cells", cells}});
   return 0;
 }
 

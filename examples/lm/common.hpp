@@ -1,17 +1,6 @@
 #ifndef KVEVICT_EXAMPLES_LM_COMMON_HPP_
 #define KVEVICT_EXAMPLES_LM_COMMON_HPP_
 
-#include <chrono>
-#include <cstddef>
-#include <cstdio>
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <span>
-#include <sstream>
-#include <stdexcept>
-#include <string>
-#include <vector>
-
 #include "engine/eviction.hpp"
 #include "engine/gguf.hpp"
 #include "engine/sampler.hpp"
@@ -19,6 +8,18 @@
 #include "engine/transformer.hpp"
 #include "kvevict/kvevict.hpp"
 #include "lm/contestants.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <fstream>
+#include <span>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
 // What all commands of kvevict_lm share.
 namespace lm {
@@ -90,7 +91,8 @@ class Runtime {
     throw std::invalid_argument("budget '" + text +
                                 "': expected tokens (128) or a share (10%), more than 0");
   }
-  if (percent) return kvevict::Budget::keep_ratio(value / 100).tokens_of(num_tokens);
+  if (percent)
+    return kvevict::Budget::keep_ratio(value / 100).tokens_of(num_tokens);
   return static_cast<std::size_t>(value);
 }
 
@@ -99,8 +101,8 @@ class Runtime {
                                                     std::size_t num_tokens) {
   // What the user wrote comes last, and the last one of a key holds.
   return runtime.make_sequence(
-      common.policy, options_for(common.policy, budget_tokens(common.budget, num_tokens),
-                                 common.options));
+      common.policy,
+      options_for(common.policy, budget_tokens(common.budget, num_tokens), common.options));
 }
 
 /// A line on stderr that is overwritten by the next one.
@@ -128,17 +130,20 @@ class Progress {
 }
 
 inline void write_json(const std::string& path, const nlohmann::json& result) {
-  if (path.empty()) return;
+  if (path.empty())
+    return;
   std::ofstream file(path);
   file << result.dump(2) << "\n";
-  if (!file) throw std::runtime_error(path + ": cannot be written");
+  if (!file)
+    throw std::runtime_error(path + ": cannot be written");
 }
 
 [[nodiscard]] inline std::string read_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::ostringstream text;
   text << file.rdbuf();
-  if (!file) throw std::runtime_error(path + ": cannot be read");
+  if (!file)
+    throw std::runtime_error(path + ": cannot be read");
   return text.str();
 }
 

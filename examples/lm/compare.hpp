@@ -1,25 +1,26 @@
 #ifndef KVEVICT_EXAMPLES_LM_COMPARE_HPP_
 #define KVEVICT_EXAMPLES_LM_COMPARE_HPP_
 
-#include <algorithm>
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <cstdio>
-#include <memory>
-#include <nlohmann/json.hpp>
-#include <span>
-#include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "lm/common.hpp"
 #include "lm/contestants.hpp"
 #include "lm/measure.hpp"
 #include "lm/prose.hpp"
 #include "lm/recall_task.hpp"
 #include "lm/table.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
 
 // All policies at all budgets, on the same prompts and the same text.
 namespace lm {
@@ -43,7 +44,7 @@ struct CompareRow {
   std::size_t peak_bytes = 0;  ///< K and V, the most held at once
   std::size_t end_bytes = 0;   ///< K and V held at the end
   double prefill_seconds = 0;
-  std::size_t num_steps = 0;       ///< decode steps
+  std::size_t num_steps = 0;  ///< decode steps
   double decode_seconds = 0;
   engine::PolicySeconds decode_policy;  ///< the policy's part of decode_seconds
   double prompt_policy_seconds = 0;     ///< scoring and cutting of the prompt
@@ -59,20 +60,22 @@ struct Run {
 };
 
 [[nodiscard]] inline std::vector<Run> runs(const CompareOptions& options, std::size_t num_tokens,
-                                           bool Contestant::* takes_part) {
+                                           bool Contestant::*takes_part) {
   std::vector<Run> result;
   for (const std::string& label : options.only) {
     if (std::none_of(contestants().begin(), contestants().end(),
                      [&](const Contestant& c) { return c.label == label; })) {
       std::string known;
-      for (const Contestant& c : contestants()) known += " " + c.label;
+      for (const Contestant& c : contestants())
+        known += " " + c.label;
       throw std::invalid_argument("--only: no policy '" + label + "'; known:" + known);
     }
   }
   for (const Contestant& c : contestants()) {
     const bool wanted = options.only.empty() || std::find(options.only.begin(), options.only.end(),
                                                           c.label) != options.only.end();
-    if (!(c.*takes_part) || !wanted) continue;
+    if (!(c.*takes_part) || !wanted)
+      continue;
     if (c.policy == "fullkv") {
       result.push_back({&c, "all", num_tokens});
       continue;
@@ -120,10 +123,10 @@ inline void finish(CompareRow& row, const engine::Sequence& sequence,
   std::vector<CompareRow> rows = rows_of(all);
   for (std::size_t t = 0; t < options.num_trials; ++t) {
     // Depths from 10 % to 90 %.
-    const double depth = options.num_trials == 1
-                             ? 0.5
-                             : 0.1 + 0.8 * static_cast<double>(t) /
-                                         static_cast<double>(options.num_trials - 1);
+    const double depth =
+        options.num_trials == 1
+            ? 0.5
+            : 0.1 + 0.8 * static_cast<double>(t) / static_cast<double>(options.num_trials - 1);
     const Trial trial = make_trial(
         runtime.file(), runtime.tokenizer(),
         {.kind = kind, .prompt_len = options.prompt_len, .depth = depth, .seed = options.seed + t});
@@ -173,8 +176,7 @@ inline void finish(CompareRow& row, const engine::Sequence& sequence,
         all[i].contestant->policy,
         options_for(all[i].contestant->policy, all[i].tokens, all[i].contestant->fixed));
     const auto start = std::chrono::steady_clock::now();
-    engine::read_prompt(runtime.transformer(), text.first(kPromptLen), sequence,
-                        runtime.signals());
+    engine::read_prompt(runtime.transformer(), text.first(kPromptLen), sequence, runtime.signals());
     rows[i].prefill_seconds = seconds_since(start);
     const engine::PolicySeconds before = sequence.seconds();
     rows[i].decoded = decode_text(runtime, text.subspan(kPromptLen), sequence, [&](std::size_t t) {
@@ -201,16 +203,16 @@ inline void finish(CompareRow& row, const engine::Sequence& sequence,
 }
 
 inline void print_rows(const std::vector<CompareRow>& rows, bool recall) {
-  Table table({"policy", "budget", recall ? "recall" : "NLL", "KV MB peak", "KV MB end",
-               "prefill s", "tok/s", "score ms", "select ms", "% step", "evicted"});
+  Table table({"policy", "budget", recall ? "recall" : "NLL", "peak MB", "end MB", "read s",
+               "tok/s", "score", "select", "%", "evicted"});
   for (const CompareRow& row : rows) {
     const engine::PolicySeconds& policy = row.decode_policy;
     const double share =
         row.decode_seconds > 0
             ? 100 * (policy.observe + policy.select + policy.evict) / row.decode_seconds
             : 0;
-    table.add({row.policy, row.budget == "all" ? "all" : row.budget + "=" +
-                                                          std::to_string(row.tokens),
+    table.add({row.policy,
+               row.budget == "all" ? "all" : row.budget + "=" + std::to_string(row.tokens),
                recall ? std::to_string(row.answers.num_right) + "/" +
                             std::to_string(row.answers.num_questions)
                       : fixed(row.decoded.nll, 3),
@@ -259,21 +261,25 @@ inline int run_compare(const Common& common, const CompareOptions& options) {
   const RecallKind kind = built_in ? RecallKind::kBuiltInModel : RecallKind::kWord;
   runtime.check_fits(options.prompt_len, "--prompt-len");
   std::vector<Token> text = runtime.tokenizer().encode(kStory);
-  if (text.size() > options.decode_tokens + 1) text.resize(options.decode_tokens + 1);
+  if (text.size() > options.decode_tokens + 1)
+    text.resize(options.decode_tokens + 1);
   runtime.check_fits(text.size(), "--decode-tokens");
 
   const auto recall = detail::compare_recall(runtime, options, kind, progress);
   const auto decode = detail::compare_decode(runtime, options, text, progress);
   progress.show("");
-  std::printf("%s\n\nPrompt compression: facts in prompts of %zu tokens, the cache cut at the "
-              "prompt's end\n",
-              common.model.c_str(), options.prompt_len);
+  std::printf(
+      "%s\n\nPrompt compression: facts in prompts of %zu tokens, the cache cut at the "
+      "prompt's end\n",
+      common.model.c_str(), options.prompt_len);
   detail::print_rows(recall, true);
   std::printf("\nLong decode: a story of %zu tokens, predicted token by token under the budget\n",
               text.size());
   detail::print_rows(decode, false);
-  std::printf("\nKV MB: memory of K and V really held. score, select: the policy's time in a decode "
-              "step;\n%% step: its share of the step, moving rows included.\n");
+  std::printf(
+      "\nMB: memory of K and V really held. read s: the prompt. score, select: the policy's "
+      "milliseconds in\na decode step; %%: its share of the step, moving rows included. "
+      "evicted: entries of all heads.\n");
   write_json(common.json, {{"model", common.model},
                            {"prompt_len", options.prompt_len},
                            {"decode_tokens", text.size()},

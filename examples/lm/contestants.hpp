@@ -11,8 +11,8 @@ namespace lm {
 /// A policy as the comparison runs it: how it is called and which options a budget means.
 struct Contestant {
   std::string label;
-  std::string policy;  ///< make_policy's name
-  std::string fixed;   ///< options that do not depend on the budget
+  std::string policy;        ///< make_policy's name
+  std::string fixed;         ///< options that do not depend on the budget
   bool cuts_prompts = true;  ///< takes part where a prompt is compressed
   bool cuts_decode = true;   ///< takes part where the budget must hold while decoding
 };
@@ -49,12 +49,13 @@ struct Contestant {
     options = "budget=" + text(budget) + ",observation_window=" + text(window);
   } else if (policy == "random_eviction") {
     // The same sinks and recent tokens as the others have: a fair control.
-    options = "budget=" + text(budget) + ",num_sink_tokens=" + text(sinks) + ",recent_window=" +
-              text(std::min(window, budget - sinks));
+    options = "budget=" + text(budget) + ",num_sink_tokens=" + text(sinks) +
+              ",recent_window=" + text(std::min(window, budget - sinks));
   } else if (policy != "fullkv") {
     options = "budget=" + text(budget);
   }
-  if (!fixed.empty()) options += (options.empty() ? "" : ",") + fixed;
+  if (!fixed.empty())
+    options += (options.empty() ? "" : ",") + fixed;
   return options;
 }
 

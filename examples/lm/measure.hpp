@@ -1,15 +1,15 @@
 #ifndef KVEVICT_EXAMPLES_LM_MEASURE_HPP_
 #define KVEVICT_EXAMPLES_LM_MEASURE_HPP_
 
+#include "lm/common.hpp"
+#include "lm/recall_task.hpp"
+
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <span>
 #include <string>
 #include <vector>
-
-#include "lm/common.hpp"
-#include "lm/recall_task.hpp"
 
 // The two measurements: answers from a cut cache, and a text predicted while the cache is cut.
 namespace lm {
@@ -36,7 +36,8 @@ template <class OnToken>
     on_token(i);
   }
   result.seconds = seconds_since(start);
-  if (result.num_tokens > 0) result.nll /= static_cast<double>(result.num_tokens);
+  if (result.num_tokens > 0)
+    result.nll /= static_cast<double>(result.num_tokens);
   return result;
 }
 
@@ -56,12 +57,12 @@ struct AnswerResult {
   for (const Question& question : trial.questions) {
     Token next = 0;
     const auto step = [&](Token token) {
-      next = engine::greedy(engine::decode_step(runtime.transformer(), token, sequence,
-                                                runtime.signals())
-                                .row(0));
+      next = engine::greedy(
+          engine::decode_step(runtime.transformer(), token, sequence, runtime.signals()).row(0));
       ++result.num_steps;
     };
-    for (const Token token : question.feed) step(token);
+    for (const Token token : question.feed)
+      step(token);
     std::vector<Token> said = {next};
     while (said.size() < question.max_new_tokens) {
       step(next);

@@ -1,6 +1,11 @@
 #ifndef KVEVICT_EXAMPLES_LM_RECALL_TASK_HPP_
 #define KVEVICT_EXAMPLES_LM_RECALL_TASK_HPP_
 
+#include "engine/gguf.hpp"
+#include "engine/tokenizer.hpp"
+#include "engine/transformer.hpp"
+#include "lm/prose.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -12,11 +17,6 @@
 #include <string_view>
 #include <utility>
 #include <vector>
-
-#include "engine/gguf.hpp"
-#include "engine/tokenizer.hpp"
-#include "engine/transformer.hpp"
-#include "lm/prose.hpp"
 
 // Facts hidden in filler, asked for after the cache was cut.
 namespace lm {
@@ -36,9 +36,9 @@ struct Trial {
 };
 
 enum class RecallKind {
-  kPassKey,    ///< a number of five digits, said twice
-  kWord,       ///< a word, said twice
-  kBuiltInModel ///< many names with values; only the built-in model knows the form
+  kPassKey,      ///< a number of five digits, said twice
+  kWord,         ///< a word, said twice
+  kBuiltInModel  ///< many names with values; only the built-in model knows the form
 };
 
 struct RecallOptions {
@@ -58,7 +58,8 @@ class Random {
   [[nodiscard]] std::size_t below(std::size_t n) { return static_cast<std::size_t>(engine_() % n); }
   template <class T>
   void shuffle(std::vector<T>& values) {
-    for (std::size_t i = values.size(); i > 1; --i) std::swap(values[i - 1], values[below(i)]);
+    for (std::size_t i = values.size(); i > 1; --i)
+      std::swap(values[i - 1], values[below(i)]);
   }
 
  private:
@@ -66,9 +67,9 @@ class Random {
 };
 
 inline constexpr std::array<std::string_view, 20> kSecretWords = {
-    "lantern", "orchard", "compass", "velvet", "thunder", "pepper", "marble", "canyon",
-    "feather", "copper",  "ribbon",  "anchor", "walnut",  "mirror", "saddle", "cactus",
-    "violin",  "meadow",  "pirate",  "candle"};
+    "lantern", "orchard", "compass", "velvet", "thunder", "pepper", "marble",
+    "canyon",  "feather", "copper",  "ribbon", "anchor",  "walnut", "mirror",
+    "saddle",  "cactus",  "violin",  "meadow", "pirate",  "candle"};
 
 // Plain text without chat markup; a small model answers this form reliably.
 [[nodiscard]] inline Trial single_fact(const engine::Tokenizer& tokenizer,
@@ -102,7 +103,8 @@ inline constexpr std::array<std::string_view, 20> kSecretWords = {
   while (true) {
     const std::string_view sentence = kFiller[random.below(kFiller.size())];
     const std::size_t more = tokens_of(sentence);
-    if (len + more > options.prompt_len) break;
+    if (len + more > options.prompt_len)
+      break;
     sentences.push_back(sentence);
     len += more;
   }
@@ -110,8 +112,10 @@ inline constexpr std::array<std::string_view, 20> kSecretWords = {
       static_cast<std::size_t>(options.depth * static_cast<double>(sentences.size()));
   std::string text = intro;
   for (std::size_t i = 0; i <= sentences.size(); ++i) {
-    if (i == before) text += fact;
-    if (i < sentences.size()) text += sentences[i];
+    if (i == before)
+      text += fact;
+    if (i < sentences.size())
+      text += sentences[i];
   }
   Trial trial;
   trial.prompt = tokenizer.encode(text + question);
@@ -128,7 +132,8 @@ inline constexpr std::array<std::string_view, 20> kSecretWords = {
   Random random(options.seed);
   const auto token = [&](const std::string& word) {
     const std::vector<Token> tokens = tokenizer.encode(" " + word);
-    if (tokens.size() != 1) throw std::runtime_error("recall: '" + word + "' is not one token");
+    if (tokens.size() != 1)
+      throw std::runtime_error("recall: '" + word + "' is not one token");
     return tokens[0];
   };
   auto names = file.get<std::vector<std::string>>("kvevict.recall.names");
@@ -163,7 +168,8 @@ inline constexpr std::array<std::string_view, 20> kSecretWords = {
   }
   for (std::size_t i = 0; i < kAsked; ++i) {
     Question question{{query, token(names[i])}, facts_value[i], 1};
-    if (i > 0) question.feed.insert(question.feed.begin(), token(facts_value[i - 1]));
+    if (i > 0)
+      question.feed.insert(question.feed.begin(), token(facts_value[i - 1]));
     trial.questions.push_back(std::move(question));
   }
   return trial;
@@ -179,9 +185,8 @@ inline constexpr std::array<std::string_view, 20> kSecretWords = {
 [[nodiscard]] inline Trial make_trial(const engine::GgufFile& file,
                                       const engine::Tokenizer& tokenizer,
                                       const RecallOptions& options) {
-  return options.kind == RecallKind::kBuiltInModel
-             ? detail::many_facts(file, tokenizer, options)
-             : detail::single_fact(tokenizer, options);
+  return options.kind == RecallKind::kBuiltInModel ? detail::many_facts(file, tokenizer, options)
+                                                   : detail::single_fact(tokenizer, options);
 }
 
 }  // namespace lm

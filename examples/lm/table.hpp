@@ -25,17 +25,20 @@ class Table {
   void print(std::FILE* out) const {
     std::vector<std::size_t> widths(rows_[0].size());
     for (const auto& row : rows_) {
-      for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
+      for (std::size_t c = 0; c < row.size(); ++c)
+        widths[c] = std::max(widths[c], row[c].size());
     }
     for (std::size_t r = 0; r < rows_.size(); ++r) {
       std::string line;
       for (std::size_t c = 0; c < rows_[r].size(); ++c) {
         const std::string padding(widths[c] - rows_[r][c].size(), ' ');
-        if (c > 0) line += "  ";
+        if (c > 0)
+          line += "  ";
         line += c == 0 ? rows_[r][c] + padding : padding + rows_[r][c];
       }
       std::fprintf(out, "%s\n", line.c_str());
-      if (r == 0) std::fprintf(out, "%s\n", std::string(line.size(), '-').c_str());
+      if (r == 0)
+        std::fprintf(out, "%s\n", std::string(line.size(), '-').c_str());
     }
   }
 

@@ -1,14 +1,6 @@
 #ifndef KVEVICT_ANY_POLICY_HPP_
 #define KVEVICT_ANY_POLICY_HPP_
 
-#include <cstddef>
-#include <memory>
-#include <span>
-#include <string>
-#include <string_view>
-#include <type_traits>
-#include <utility>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/counters.hpp"
 #include "kvevict/core/error.hpp"
@@ -29,6 +21,14 @@
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/scoring/output_projection.hpp"
 
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
 KVEVICT_NAMESPACE_BEGIN
 
 /// A policy chosen at run time: a value like any policy, with one virtual call per call. Signals
@@ -39,7 +39,8 @@ class AnyPolicy {
   explicit AnyPolicy(P policy) : self_(std::make_unique<Model<P>>(std::move(policy))) {}
   AnyPolicy(const AnyPolicy& other) : self_(other.self_->clone()) {}
   AnyPolicy& operator=(const AnyPolicy& other) {
-    if (this != &other) self_ = other.self_->clone();
+    if (this != &other)
+      self_ = other.self_->clone();
     return *this;
   }
   AnyPolicy(AnyPolicy&&) noexcept = default;
@@ -164,7 +165,8 @@ class AnyPolicy {
       }
     }
     void observe_cache(const ViewRef& view) override {
-      if constexpr (requires { policy.observe_cache(view); }) policy.observe_cache(view);
+      if constexpr (requires { policy.observe_cache(view); })
+        policy.observe_cache(view);
     }
     void end_prefill(const ViewRef& view) override { policy.end_prefill(view); }
     [[nodiscard]] bool should_evict() const override { return policy.should_evict(); }
@@ -199,14 +201,15 @@ template <class... Ps>
 struct PolicyList {};
 
 /// Every policy that can be made by name. A new one is a line here.
-using NamedPolicies = PolicyList<FullKV, RandomEviction, StreamingLLM, H2O, SnapKV, EpiKV,
-                                 LaProx, InertiaKV>;
+using NamedPolicies =
+    PolicyList<FullKV, RandomEviction, StreamingLLM, H2O, SnapKV, EpiKV, LaProx, InertiaKV>;
 
 /// Letters in lower case, without '_' and '-': "Streaming-LLM" and "streaming_llm" are the same.
 [[nodiscard]] inline std::string plain_name(std::string_view name) {
   std::string plain;
   for (const char c : name) {
-    if (c == '_' || c == '-') continue;
+    if (c == '_' || c == '-')
+      continue;
     plain.push_back(c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c);
   }
   return plain;
@@ -215,7 +218,8 @@ using NamedPolicies = PolicyList<FullKV, RandomEviction, StreamingLLM, H2O, Snap
 [[nodiscard]] inline std::string input_names(Inputs inputs) {
   std::string names;
   const auto add = [&](Inputs input, std::string_view name) {
-    if (covers(inputs, input)) names.append(names.empty() ? "" : ", ").append(name);
+    if (covers(inputs, input))
+      names.append(names.empty() ? "" : ", ").append(name);
   };
   add(Inputs::kAttention, "attention rows or queries");
   add(Inputs::kHiddenStates, "hidden states");
@@ -265,10 +269,8 @@ void for_each_policy(PolicyList<Ps...> /*list*/, Visit&& visit) {
     }
   });
   if (made == nullptr) {
-    detail::throw_invalid_argument("make_policy", std::string("no policy '")
-                                                      .append(name)
-                                                      .append("'; known: ")
-                                                      .append(known));
+    detail::throw_invalid_argument(
+        "make_policy", std::string("no policy '").append(name).append("'; known: ").append(known));
   }
   return std::move(*made);
 }

@@ -1,11 +1,11 @@
 #ifndef KVEVICT_CONFIG_HPP_
 #define KVEVICT_CONFIG_HPP_
 
+#include "kvevict/version.hpp"
+
 #include <cassert>
 #include <cstddef>
 #include <cstdint>
-
-#include "kvevict/version.hpp"
 
 // What depends on compiler, machine and build flags, in one file.
 

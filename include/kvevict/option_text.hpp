@@ -1,6 +1,10 @@
 #ifndef KVEVICT_OPTION_TEXT_HPP_
 #define KVEVICT_OPTION_TEXT_HPP_
 
+#include "kvevict/config.hpp"
+#include "kvevict/core/budget.hpp"
+#include "kvevict/core/error.hpp"
+
 #include <charconv>
 #include <concepts>
 #include <cstddef>
@@ -9,10 +13,6 @@
 #include <system_error>
 #include <type_traits>
 #include <vector>
-
-#include "kvevict/config.hpp"
-#include "kvevict/core/budget.hpp"
-#include "kvevict/core/error.hpp"
 
 KVEVICT_NAMESPACE_BEGIN
 namespace detail {
@@ -26,7 +26,7 @@ template <class Number>
 }
 
 template <class Number>
-  requires((std::integral<Number> || std::floating_point<Number>) && !std::same_as<Number, bool>)
+  requires((std::integral<Number> || std::floating_point<Number>)&&!std::same_as<Number, bool>)
 [[nodiscard]] bool read_option(std::string_view text, Number& value, std::string& expected) {
   expected = std::integral<Number> ? "a whole number" : "a number";
   return read_number(text, value);
@@ -39,24 +39,27 @@ template <class Number>
 }
 
 /// "1024" tokens per KV head, "10%" of what is cached, "total:4096" entries over the model.
-[[nodiscard]] inline bool read_option(std::string_view text, Budget& value,
-                                      std::string& expected) {
+[[nodiscard]] inline bool read_option(std::string_view text, Budget& value, std::string& expected) {
   expected = "tokens per KV head (1024), a share to keep (10%) or entries in all (total:4096)";
   constexpr std::string_view kTotal = "total:";
   std::size_t count = 0;
   if (text.substr(0, kTotal.size()) == kTotal) {
-    if (!read_number(text.substr(kTotal.size()), count)) return false;
+    if (!read_number(text.substr(kTotal.size()), count))
+      return false;
     value = Budget::total(count);
     return true;
   }
   if (!text.empty() && text.back() == '%') {
     double percent = 0;
-    if (!read_number(text.substr(0, text.size() - 1), percent)) return false;
-    if (!(percent >= 0 && percent <= 100)) return false;
+    if (!read_number(text.substr(0, text.size() - 1), percent))
+      return false;
+    if (!(percent >= 0 && percent <= 100))
+      return false;
     value = Budget::keep_ratio(percent / 100);
     return true;
   }
-  if (!read_number(text, count)) return false;
+  if (!read_number(text, count))
+    return false;
   value = Budget::tokens(count);
   return true;
 }
@@ -68,7 +71,8 @@ template <class Number>
   value.clear();
   while (!text.empty()) {
     const std::size_t end = text.find(':');
-    if (!read_number(text.substr(0, end), value.emplace_back())) return false;
+    if (!read_number(text.substr(0, end), value.emplace_back()))
+      return false;
     text = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
   }
   return true;
@@ -106,7 +110,8 @@ void read_options(std::string_view text, typename Method::Options& options) {
     std::string valid;
     const auto visit = [&](std::string_view name, auto& field) {
       valid.append(valid.empty() ? "" : ", ").append(name);
-      if (name != key) return;
+      if (name != key)
+        return;
       found = true;
       std::string expected;
       if (!read_option(value, field, expected)) {

@@ -1,14 +1,16 @@
 #ifndef KVEVICT_TESTS_ENGINE_GGUF_BUILDER_HPP_
 #define KVEVICT_TESTS_ENGINE_GGUF_BUILDER_HPP_
 
+#include "engine/gguf.hpp"
+
+#include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
-
-#include "engine/gguf.hpp"
 
 // Writes GGUF files in memory, right and wrong ones.
 namespace engine_test {
@@ -17,14 +19,15 @@ class Bytes {
  public:
   template <class T>
   Bytes& put(T value) {
-    const std::size_t end = data_.size();
-    data_.resize(end + sizeof(T));
-    std::memcpy(data_.data() + end, &value, sizeof(T));
+    for (const std::byte b : std::bit_cast<std::array<std::byte, sizeof(T)>>(value)) {
+      data_.push_back(b);
+    }
     return *this;
   }
   Bytes& put_string(const std::string& text) {
     put(std::uint64_t{text.size()});
-    for (const char c : text) put(c);
+    for (const char c : text)
+      put(c);
     return *this;
   }
   Bytes& append(const Bytes& other) {
@@ -32,7 +35,8 @@ class Bytes {
     return *this;
   }
   Bytes& pad(std::size_t alignment) {
-    while (data_.size() % alignment != 0) put(std::uint8_t{0});
+    while (data_.size() % alignment != 0)
+      put(std::uint8_t{0});
     return *this;
   }
   [[nodiscard]] std::size_t size() const { return data_.size(); }
@@ -44,7 +48,8 @@ class Bytes {
 
 [[nodiscard]] inline Bytes floats(const std::vector<float>& values) {
   Bytes bytes;
-  for (const float value : values) bytes.put(value);
+  for (const float value : values)
+    bytes.put(value);
   return bytes;
 }
 
@@ -73,13 +78,15 @@ class GgufBuilder {
   GgufBuilder& texts(const std::string& key, const std::vector<std::string>& values) {
     Bytes bytes;
     bytes.put(std::uint32_t{8}).put(std::uint64_t{values.size()});
-    for (const std::string& value : values) bytes.put_string(value);
+    for (const std::string& value : values)
+      bytes.put_string(value);
     return raw_pair(key, 9, bytes);
   }
   GgufBuilder& numbers(const std::string& key, const std::vector<std::int32_t>& values) {
     Bytes bytes;
     bytes.put(std::uint32_t{5}).put(std::uint64_t{values.size()});
-    for (const std::int32_t value : values) bytes.put(value);
+    for (const std::int32_t value : values)
+      bytes.put(value);
     return raw_pair(key, 9, bytes);
   }
 
@@ -95,7 +102,8 @@ class GgufBuilder {
   GgufBuilder& tensor_at(const std::string& name, const std::vector<std::uint64_t>& dims,
                          std::uint32_t type, std::uint64_t offset) {
     entries_.put_string(name).put(static_cast<std::uint32_t>(dims.size()));
-    for (const std::uint64_t dim : dims) entries_.put(dim);
+    for (const std::uint64_t dim : dims)
+      entries_.put(dim);
     entries_.put(type).put(offset);
     ++num_tensors_;
     return *this;
@@ -103,7 +111,8 @@ class GgufBuilder {
 
   [[nodiscard]] std::vector<std::byte> bytes(std::uint32_t version = 3) const {
     Bytes file;
-    for (const char c : {'G', 'G', 'U', 'F'}) file.put(c);
+    for (const char c : {'G', 'G', 'U', 'F'})
+      file.put(c);
     file.put(version).put(num_tensors_).put(num_pairs_).append(pairs_).append(entries_);
     return file.pad(32).append(tensors_data_).data();
   }

@@ -1,5 +1,7 @@
 #include "engine/gguf.hpp"
 
+#include "engine/gguf_builder.hpp"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,8 +13,6 @@
 #include <random>
 #include <string>
 #include <vector>
-
-#include "engine/gguf_builder.hpp"
 
 namespace {
 
@@ -34,12 +34,15 @@ std::vector<float> dequantised(std::uint32_t type, std::uint64_t cols, const Byt
 std::string error_of_file(const std::vector<std::byte>& bytes) {
   return error_of([&] { const GgufFile file(bytes, "test.gguf"); });
 }
-std::string error_of_file(const GgufBuilder& builder) { return error_of_file(builder.bytes()); }
+std::string error_of_file(const GgufBuilder& builder) {
+  return error_of_file(builder.bytes());
+}
 
 // The start of a file with these counts and nothing behind them.
 Bytes header(std::uint64_t num_tensors, std::uint64_t num_pairs) {
   Bytes bytes;
-  for (const char c : {'G', 'G', 'U', 'F'}) bytes.put(c);
+  for (const char c : {'G', 'G', 'U', 'F'})
+    bytes.put(c);
   return bytes.put(std::uint32_t{3}).put(num_tensors).put(num_pairs);
 }
 
@@ -57,8 +60,8 @@ TEST(HalfToFloat, AgreesWithTheDefinitionOnAllBitPatterns) {
       EXPECT_EQ(std::isnan(value), mantissa != 0.0F) << bits;
       EXPECT_EQ(std::isinf(value), mantissa == 0.0F) << bits;
     } else {
-      const float expected = exponent == 0 ? std::ldexp(mantissa, -24)
-                                           : std::ldexp(1024.0F + mantissa, exponent - 25);
+      const float expected =
+          exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024.0F + mantissa, exponent - 25);
       EXPECT_EQ(value, sign * expected) << bits;
     }
     EXPECT_EQ(std::signbit(value), sign < 0.0F) << bits;
@@ -83,7 +86,8 @@ TEST(Dequantise, FloatTypes) {
 TEST(Dequantise, Q8_0IsScaleTimesSignedByte) {
   Bytes block;
   block.put(kHalfHalf);
-  for (int i = 0; i < 32; ++i) block.put(static_cast<std::int8_t>(i == 31 ? -128 : 3 * i - 40));
+  for (int i = 0; i < 32; ++i)
+    block.put(static_cast<std::int8_t>(i == 31 ? -128 : 3 * i - 40));
   const std::vector<float> values = dequantised(8, 32, block);
   EXPECT_EQ(values[0], -20.0F);
   EXPECT_EQ(values[1], -18.5F);
@@ -94,7 +98,8 @@ TEST(Dequantise, Q8_0IsScaleTimesSignedByte) {
 TEST(Dequantise, Q4_0CentresNibblesAtEight) {
   Bytes block;
   block.put(kHalfTwo);
-  for (int i = 0; i < 16; ++i) block.put(static_cast<std::uint8_t>(i | (15 - i) << 4));
+  for (int i = 0; i < 16; ++i)
+    block.put(static_cast<std::uint8_t>(i | (15 - i) << 4));
   const std::vector<float> values = dequantised(2, 32, block);
   for (std::size_t i = 0; i < 16; ++i) {
     EXPECT_EQ(values[i], 2.0F * (static_cast<float>(i) - 8.0F));
@@ -105,7 +110,8 @@ TEST(Dequantise, Q4_0CentresNibblesAtEight) {
 TEST(Dequantise, Q4_1AddsItsOffset) {
   Bytes block;
   block.put(kHalfHalf).put(std::uint16_t{0xC500});  // 0.5, -5
-  for (int i = 0; i < 16; ++i) block.put(static_cast<std::uint8_t>(i | (15 - i) << 4));
+  for (int i = 0; i < 16; ++i)
+    block.put(static_cast<std::uint8_t>(i | (15 - i) << 4));
   const std::vector<float> values = dequantised(3, 32, block);
   for (std::size_t i = 0; i < 16; ++i) {
     EXPECT_EQ(values[i], 0.5F * static_cast<float>(i) - 5.0F);
@@ -162,7 +168,8 @@ TEST(Dequantise, Q6_KJoinsLowAndHighBits) {
       block.put(static_cast<std::uint8_t>(bits));
     }
   }
-  for (int group = 0; group < 16; ++group) block.put(static_cast<std::int8_t>(8 - group));
+  for (int group = 0; group < 16; ++group)
+    block.put(static_cast<std::int8_t>(8 - group));
   block.put(kHalfHalf);
   const std::vector<float> values = dequantised(14, 256, block);
   for (std::size_t e = 0; e < 256; ++e) {
@@ -175,7 +182,8 @@ TEST(Dequantise, RowsFromTheMiddle) {
   Bytes data;
   for (int row = 0; row < 3; ++row) {
     data.put(kHalfOne);
-    for (int i = 0; i < 32; ++i) data.put(static_cast<std::int8_t>(10 * row + i % 10));
+    for (int i = 0; i < 32; ++i)
+      data.put(static_cast<std::int8_t>(10 * row + i % 10));
   }
   const GgufFile file = GgufBuilder().tensor("t", {32, 3}, 8, data).file();
   std::vector<float> rows(64);
@@ -200,8 +208,7 @@ TEST(GgufFile, KeepsEveryKindOfValue) {
       .raw_pair("f64", 12, Bytes().put(0.1))
       .texts("strings", {"a", "", "c"})
       .numbers("ints", {1, -2})
-      .raw_pair("reals", 9,
-                Bytes().put(std::uint32_t{6}).put(std::uint64_t{1}).put(0.5F));
+      .raw_pair("reals", 9, Bytes().put(std::uint32_t{6}).put(std::uint64_t{1}).put(0.5F));
   for (const std::uint32_t version : {2U, 3U}) {
     const GgufFile file(builder.bytes(version), "test.gguf");
     EXPECT_EQ(file.get<std::int64_t>("u8"), 200);
@@ -316,16 +323,18 @@ TEST(BadGguf, Tensors) {
   EXPECT_EQ(error_of_tensor({1, 1, 1, 1, 1}, 0, 0), "test.gguf: tensor t has 5 dimensions");
   EXPECT_EQ(error_of_tensor({0}, 0, 0),
             "test.gguf: tensor t has an impossible size (dimension 0 is 0)");
-  EXPECT_EQ(error_of_tensor({4, kHuge}, 0, 0), "test.gguf: tensor t has an impossible size "
-                                               "(dimension 1 is 1152921504606846976)");
+  EXPECT_EQ(error_of_tensor({4, kHuge}, 0, 0),
+            "test.gguf: tensor t has an impossible size "
+            "(dimension 1 is 1152921504606846976)");
   // The product of these is 2^64, that is 0 in 64 bits.
   EXPECT_EQ(error_of_tensor({std::uint64_t{1} << 32U, std::uint64_t{1} << 32U}, 0, 0),
             "test.gguf: tensor t has an impossible size (dimension 0 is 4294967296)");
   EXPECT_EQ(error_of_tensor({4}, 13, 0),
             "test.gguf: tensor t has the unknown type 13 "
             "(F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K and Q6_K are known)");
-  EXPECT_EQ(error_of_tensor({16}, 8, 0), "test.gguf: tensor t has rows of 16 elements, not a "
-                                         "multiple of its type's block of 32");
+  EXPECT_EQ(error_of_tensor({16}, 8, 0),
+            "test.gguf: tensor t has rows of 16 elements, not a "
+            "multiple of its type's block of 32");
   EXPECT_EQ(error_of_tensor({5}, 0, 0),
             "test.gguf: truncated (tensor t lies beyond the end of the file)");
   EXPECT_EQ(error_of_tensor({1}, 0, ~std::uint64_t{31}),

@@ -1,3 +1,7 @@
+#include "engine/gguf_builder.hpp"
+#include "engine/tiny_model.hpp"
+#include "engine/transformer.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,10 +13,6 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
-
-#include "engine/gguf_builder.hpp"
-#include "engine/tiny_model.hpp"
-#include "engine/transformer.hpp"
 
 namespace {
 
@@ -34,7 +34,8 @@ TinyModel tiny_model(unsigned seed = 1) {
 
 std::vector<Token> some_tokens(std::size_t count) {
   std::vector<Token> tokens;
-  for (std::size_t i = 0; i < count; ++i) tokens.push_back(static_cast<Token>(i * 5 % 13));
+  for (std::size_t i = 0; i < count; ++i)
+    tokens.push_back(static_cast<Token>(i * 5 % 13));
   return tokens;
 }
 
@@ -64,13 +65,15 @@ void expect_close(const Matrix& actual, const std::vector<engine_test::Row>& exp
   }
 }
 
-float largest_difference(const Matrix& a, const Matrix& b) { return (a - b).cwiseAbs().maxCoeff(); }
+float largest_difference(const Matrix& a, const Matrix& b) {
+  return (a - b).cwiseAbs().maxCoeff();
+}
 
 const auto kCausal = [](std::size_t, std::size_t, std::size_t, std::size_t) { return true; };
 
-// One layer in which everything can be followed by hand: the embedding of token t is e_t, norms
-// are all but inactive, the feed-forward block is zero, and RoPE turns nothing (base 1e30 leaves
-// one pair, which has frequency 1: those two channels of Q and K are zero).
+// One layer in which everything can be followed by hand: the embedding of token t is e_t, V and
+// W_O do nothing, the feed-forward block is zero, and so are the channels 0 and 1 of queries and
+// keys, which are the only ones that RoPE turns.
 TEST(Forward, OneLayerByHand) {
   TinyModel model;
   model.num_layers = 1;
@@ -83,13 +86,14 @@ TEST(Forward, OneLayerByHand) {
   model.rope_dim = 2;
   model.is_tied = true;
   std::vector<float> unit(16, 0.0F);
-  for (std::size_t i = 0; i < 4; ++i) unit[5 * i] = 1.0F;
+  for (std::size_t i = 0; i < 4; ++i)
+    unit[5 * i] = 1.0F;
   model.weights["token_embd.weight"] = unit;
-  // A norm of a unit vector in 4 dimensions multiplies by 2 (1 / sqrt(1/4 + 1e-5)); undone here.
+  // The norm of a unit vector in 4 dimensions multiplies it by 1 / sqrt(1/4 + 1e-5); undone here.
   model.weights["blk.0.attn_norm.weight"] = {0.5F, 0.5F, 0.5F, 0.5F};
   model.weights["output_norm.weight"] = {1.0F, 1.0F, 1.0F, 1.0F};
-  // Query channel 2 is on for token 1, key channel 2 is 2 ln 3 * 2 for token 0: the dot product
-  // divided by sqrt(4) is ln 3 * 2... the weights of tokens 0 and 1 are 9 : 1.
+  // Token 1 asks in channel 2 and token 0 answers there with 2 ln 9, which sqrt(head_dim) halves:
+  // token 1 attends to tokens 0 and 1 in the ratio 9 : 1.
   const float two_ln_nine = 2.0F * std::log(9.0F);
   model.weights["blk.0.attn_q.weight"] = std::vector<float>(16, 0.0F);
   model.weights["blk.0.attn_q.weight"][2 * 4 + 1] = 1.0F;
@@ -120,8 +124,8 @@ TEST(Forward, LlamaIsAsThePlainReference) {
   Transformer transformer = model.transformer();
   KvCache cache = transformer.make_cache();
   const std::vector<Token> tokens = some_tokens(20);
-  expect_close(logits_in_chunks(transformer, cache, tokens, {20}),
-               model.reference(tokens, kCausal), 2e-5);
+  expect_close(logits_in_chunks(transformer, cache, tokens, {20}), model.reference(tokens, kCausal),
+               2e-5);
 }
 
 TEST(Forward, Qwen2WithBiasesAndTiedOutputIsAsThePlainReference) {
@@ -133,8 +137,8 @@ TEST(Forward, Qwen2WithBiasesAndTiedOutputIsAsThePlainReference) {
   Transformer transformer = model.transformer();
   KvCache cache = transformer.make_cache();
   const std::vector<Token> tokens = some_tokens(20);
-  expect_close(logits_in_chunks(transformer, cache, tokens, {20}),
-               model.reference(tokens, kCausal), 5e-5);
+  expect_close(logits_in_chunks(transformer, cache, tokens, {20}), model.reference(tokens, kCausal),
+               5e-5);
 }
 
 TEST(Forward, OneChunkAndManyAreTheSame) {
@@ -193,7 +197,8 @@ TEST(Eviction, KeepingAllChangesNoBit) {
   std::vector<std::uint32_t> all(30);
   std::iota(all.begin(), all.end(), 0U);
   for (std::size_t layer = 0; layer < 2; ++layer) {
-    for (std::size_t kv_head = 0; kv_head < 2; ++kv_head) kept.keep(layer, kv_head, all);
+    for (std::size_t kv_head = 0; kv_head < 2; ++kv_head)
+      kept.keep(layer, kv_head, all);
   }
   kept.shrink();
   const std::span<const Token> rest = std::span(tokens).last(10);
@@ -215,7 +220,8 @@ TEST(Eviction, DroppingRowsIsMaskingThem) {
     for (std::size_t kv_head = 0; kv_head < 2; ++kv_head) {
       std::vector<std::uint32_t> slots;
       for (std::uint32_t token = 0; token < 20; ++token) {
-        if (is_kept(layer, kv_head, token)) slots.push_back(token);
+        if (is_kept(layer, kv_head, token))
+          slots.push_back(token);
       }
       cache.keep(layer, kv_head, slots);
     }
@@ -242,12 +248,14 @@ TEST(Eviction, ClosedGapsAreThePositionsOfAShorterText) {
   KvCache cache = transformer.make_cache();
   logits_in_chunks(transformer, cache, tokens, {20});
   const std::vector<std::uint32_t> slots{0, 1, 15, 16, 17, 18, 19};
-  for (std::size_t kv_head = 0; kv_head < 2; ++kv_head) cache.keep(0, kv_head, slots);
+  for (std::size_t kv_head = 0; kv_head < 2; ++kv_head)
+    cache.keep(0, kv_head, slots);
   transformer.close_position_gaps(cache);
   EXPECT_EQ(cache.next_position(), 7);
 
   std::vector<Token> kept;
-  for (const std::uint32_t slot : slots) kept.push_back(tokens[slot]);
+  for (const std::uint32_t slot : slots)
+    kept.push_back(tokens[slot]);
   KvCache shorter = transformer.make_cache();
   logits_in_chunks(transformer, shorter, kept, {7});
   for (std::size_t kv_head = 0; kv_head < 2; ++kv_head) {
@@ -281,17 +289,17 @@ TEST(Eviction, ClosedGapsOfRaggedLanesMeetAtTheNewestToken) {
 // Keeps what it is given and what it asked for.
 class Recorder : public engine::StepObserver {
  public:
-  Recorder(std::size_t attention, std::size_t queries, std::size_t hidden)
-      : attention_(attention), queries_(queries), hidden_(hidden) {}
+  Recorder(std::size_t attention_rows, std::size_t query_rows, std::size_t hidden_rows)
+      : attention_rows_(attention_rows), query_rows_(query_rows), hidden_rows_(hidden_rows) {}
 
   [[nodiscard]] std::size_t wants_attention_rows(std::size_t layer) const override {
-    return layer == 1 ? attention_ : 0;
+    return layer == 1 ? attention_rows_ : 0;
   }
   [[nodiscard]] std::size_t wants_queries(std::size_t layer) const override {
-    return layer == 1 ? queries_ : 0;
+    return layer == 1 ? query_rows_ : 0;
   }
   [[nodiscard]] std::size_t wants_hidden(std::size_t layer) const override {
-    return layer == 1 ? hidden_ : 0;
+    return layer == 1 ? hidden_rows_ : 0;
   }
   void on_attention(std::size_t layer, const engine::HeadRows& rows) override {
     calls += "a" + std::to_string(layer);
@@ -322,9 +330,9 @@ class Recorder : public engine::StepObserver {
   std::vector<float> hidden;
 
  private:
-  std::size_t attention_;
-  std::size_t queries_;
-  std::size_t hidden_;
+  std::size_t attention_rows_;
+  std::size_t query_rows_;
+  std::size_t hidden_rows_;
 };
 
 TEST(Observer, IsCalledForWhatItWantsOnly) {
@@ -393,9 +401,9 @@ TEST(Observer, HiddenRowsAreTheNewestOfTheResidualStream) {
     const engine_test::Row expected =
         model.product("output.weight", model.norm("output_norm.weight", {first, first + 20}));
     for (std::size_t c = 0; c < expected.size(); ++c) {
-      EXPECT_NEAR(static_cast<double>(
-                      logits(static_cast<Eigen::Index>(r), static_cast<Eigen::Index>(c))),
-                  expected[c], 1e-5);
+      EXPECT_NEAR(
+          static_cast<double>(logits(static_cast<Eigen::Index>(r), static_cast<Eigen::Index>(c))),
+          expected[c], 1e-5);
     }
   }
 }
@@ -404,7 +412,8 @@ TEST(KvCache, GrowsAndGivesMemoryBack) {
   KvCache cache(1, 2, 4);
   EXPECT_EQ(cache.bytes_held(), 0U);
   const std::size_t row_bytes = 2 * 4 * sizeof(float) + sizeof(std::int32_t);
-  for (int i = 0; i < 100; ++i) cache.append(0, 0, 1);
+  for (int i = 0; i < 100; ++i)
+    cache.append(0, 0, 1);
   EXPECT_EQ(cache.lane(0, 0).size(), 100U);
   EXPECT_GE(cache.lane(0, 0).capacity(), 100U);
   EXPECT_LT(cache.lane(0, 0).capacity(), 151U);
@@ -497,7 +506,8 @@ TEST(Model, QuantisedWeightsAreTheFloatsTheyStandFor) {
     }
     Bytes data;  // Q8_0 blocks with the scale 1/128
     for (std::size_t i = 0; i < values.size(); ++i) {
-      if (i % 32 == 0) data.put(std::uint16_t{0x2000});
+      if (i % 32 == 0)
+        data.put(std::uint16_t{0x2000});
       const float quant = std::clamp(std::round(values[i] * 128.0F), -127.0F, 127.0F);
       data.put(static_cast<std::int8_t>(quant));
       values[i] = quant / 128.0F;

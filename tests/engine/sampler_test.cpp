@@ -33,7 +33,8 @@ TEST(Sampler, FollowsTheSoftmaxAtItsTemperature) {
   const Eigen::RowVectorXf odds = logits({0.0F, std::log(2.0F), std::log(4.0F)});
   engine::Sampler sampler(0.5F, 1);
   std::array<int, 3> counts{};
-  for (int i = 0; i < 21000; ++i) ++counts[static_cast<std::size_t>(sampler.sample(odds))];
+  for (int i = 0; i < 21000; ++i)
+    ++counts[static_cast<std::size_t>(sampler.sample(odds))];
   EXPECT_NEAR(counts[0], 1000, 150);
   EXPECT_NEAR(counts[1], 4000, 250);
   EXPECT_NEAR(counts[2], 16000, 300);
@@ -43,7 +44,8 @@ TEST(Sampler, TakesOnlyTheBestWhenAskedTo) {
   const Eigen::RowVectorXf odds = logits({0.0F, 0.1F, 0.2F, 0.1F});
   engine::Sampler sampler(1.0F, 1, 2);
   std::array<int, 4> counts{};
-  for (int i = 0; i < 1000; ++i) ++counts[static_cast<std::size_t>(sampler.sample(odds))];
+  for (int i = 0; i < 1000; ++i)
+    ++counts[static_cast<std::size_t>(sampler.sample(odds))];
   EXPECT_EQ(counts[0], 0);
   EXPECT_GT(counts[1], 300);
   EXPECT_GT(counts[2], 300);
@@ -55,7 +57,8 @@ TEST(Sampler, TheSeedDecides) {
   const auto draw = [&](std::uint64_t seed) {
     engine::Sampler sampler(1.0F, seed);
     std::vector<std::int32_t> tokens;
-    for (int i = 0; i < 8; ++i) tokens.push_back(sampler.sample(flat));
+    for (int i = 0; i < 8; ++i)
+      tokens.push_back(sampler.sample(flat));
     return tokens;
   };
   EXPECT_EQ(draw(7), draw(7));

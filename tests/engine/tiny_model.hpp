@@ -1,6 +1,9 @@
 #ifndef KVEVICT_TESTS_ENGINE_TINY_MODEL_HPP_
 #define KVEVICT_TESTS_ENGINE_TINY_MODEL_HPP_
 
+#include "engine/gguf_builder.hpp"
+#include "engine/transformer.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -10,9 +13,6 @@
 #include <random>
 #include <string>
 #include <vector>
-
-#include "engine/gguf_builder.hpp"
-#include "engine/transformer.hpp"
 
 // Small models with random weights, and a forward pass over them that is as plain as it can be:
 // in double, one token after another, nothing cached.
@@ -43,7 +43,8 @@ struct TinyModel {
                          float mean, float spread) {
       std::vector<float>& values = weights[name];
       dims[name] = {cols};
-      if (rows > 0) dims[name].push_back(rows);
+      if (rows > 0)
+        dims[name].push_back(rows);
       while (values.size() < cols * std::max<std::uint64_t>(rows, 1)) {
         const float uniform = static_cast<float>(random() >> 8U) * 0x1p-23F - 1.0F;
         values.push_back(mean + spread * uniform);
@@ -53,7 +54,8 @@ struct TinyModel {
     const std::uint64_t kv_size = num_kv_heads * head_dim;
     add("token_embd.weight", hidden_size, vocabulary_size, 0.0F, 1.0F);
     add("output_norm.weight", hidden_size, 0, 1.0F, 0.5F);
-    if (!is_tied) add("output.weight", hidden_size, vocabulary_size, 0.0F, 0.5F);
+    if (!is_tied)
+      add("output.weight", hidden_size, vocabulary_size, 0.0F, 0.5F);
     for (std::uint32_t layer = 0; layer < num_layers; ++layer) {
       const std::string block = "blk." + std::to_string(layer) + ".";
       add(block + "attn_norm.weight", hidden_size, 0, 1.0F, 0.5F);
@@ -121,7 +123,8 @@ struct TinyModel {
   }
   [[nodiscard]] Row norm(const std::string& name, const Row& x) const {
     double sum = 0.0;
-    for (const double value : x) sum += value * value;
+    for (const double value : x)
+      sum += value * value;
     const double scale = 1.0 / std::sqrt(sum / static_cast<double>(x.size()) + 1e-5);
     Row result = x;
     for (std::size_t i = 0; i < x.size(); ++i) {
@@ -133,9 +136,9 @@ struct TinyModel {
     const std::size_t half = rope_dim / 2;
     for (std::size_t head = 0; head < heads.size(); head += head_dim) {
       for (std::size_t i = 0; i < half; ++i) {
-        const double angle =
-            static_cast<double>(position) *
-            std::pow(static_cast<double>(rope_base), -static_cast<double>(i) / static_cast<double>(half));
+        const double angle = static_cast<double>(position) *
+                             std::pow(static_cast<double>(rope_base),
+                                      -static_cast<double>(i) / static_cast<double>(half));
         const bool is_half = architecture == "qwen2";
         double& a = heads[head + (is_half ? i : 2 * i)];
         double& b = heads[head + (is_half ? i + half : 2 * i + 1)];
@@ -179,21 +182,23 @@ struct TinyModel {
         const Row y = norm(block + "ffn_norm.weight", hidden[t]);
         Row gate = product(block + "ffn_gate.weight", y);
         const Row up = product(block + "ffn_up.weight", y);
-        for (std::size_t i = 0; i < gate.size(); ++i) gate[i] *= up[i] / (1.0 + std::exp(-gate[i]));
+        for (std::size_t i = 0; i < gate.size(); ++i)
+          gate[i] *= up[i] / (1.0 + std::exp(-gate[i]));
         add(product(block + "ffn_down.weight", gate), hidden[t]);
       }
     }
     std::vector<Row> logits;
     for (const Row& x : hidden) {
-      logits.push_back(product(is_tied ? "token_embd.weight" : "output.weight",
-                               norm("output_norm.weight", x)));
+      logits.push_back(
+          product(is_tied ? "token_embd.weight" : "output.weight", norm("output_norm.weight", x)));
     }
     return logits;
   }
 
  private:
   static void add(const Row& x, Row& to) {
-    for (std::size_t i = 0; i < x.size(); ++i) to[i] += x[i];
+    for (std::size_t i = 0; i < x.size(); ++i)
+      to[i] += x[i];
   }
   template <class Sees>
   void attend(const Row& query, const std::vector<Row>& keys, const std::vector<Row>& values,
@@ -201,7 +206,8 @@ struct TinyModel {
     const std::size_t kv_head = head / (num_q_heads / num_kv_heads);
     double sum = 0.0;
     for (std::size_t key = 0; key < keys.size(); ++key) {
-      if (!sees(kv_head, key)) continue;
+      if (!sees(kv_head, key))
+        continue;
       double dot = 0.0;
       for (std::size_t c = 0; c < head_dim; ++c) {
         dot += query[head * head_dim + c] * keys[key][kv_head * head_dim + c];
@@ -212,7 +218,8 @@ struct TinyModel {
         attended[head * head_dim + c] += weight * values[key][kv_head * head_dim + c];
       }
     }
-    for (std::size_t c = 0; c < head_dim; ++c) attended[head * head_dim + c] /= sum;
+    for (std::size_t c = 0; c < head_dim; ++c)
+      attended[head * head_dim + c] /= sum;
   }
 };
 

@@ -1,5 +1,7 @@
 #include "engine/tokenizer.hpp"
 
+#include "engine/gguf_builder.hpp"
+
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -9,8 +11,6 @@
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "engine/gguf_builder.hpp"
 
 namespace {
 
@@ -48,7 +48,8 @@ struct Vocabulary {
       tokens.emplace_back();
       engine::detail::append_utf8(code, tokens.back());
     }
-    if (without_byte_zero) tokens[0] = "unused";
+    if (without_byte_zero)
+      tokens[0] = "unused";
     tokens.insert(tokens.end(), words.begin(), words.end());
     std::vector<std::int32_t> types(tokens.size() + surplus_types, 1);
     tokens.insert(tokens.end(), specials.begin(), specials.end());
@@ -59,8 +60,10 @@ struct Vocabulary {
         .texts("tokenizer.ggml.tokens", tokens)
         .texts("tokenizer.ggml.merges", merges)
         .numbers("tokenizer.ggml.token_type", types);
-    if (bos) result.number("tokenizer.ggml.bos_token_id", *bos).flag("tokenizer.ggml.add_bos_token", true);
-    if (eos) result.number("tokenizer.ggml.eos_token_id", *eos);
+    if (bos)
+      result.number("tokenizer.ggml.bos_token_id", *bos).flag("tokenizer.ggml.add_bos_token", true);
+    if (eos)
+      result.number("tokenizer.ggml.eos_token_id", *eos);
     return result;
   }
   [[nodiscard]] Tokenizer tokenizer() const { return Tokenizer(builder().file()); }
@@ -77,7 +80,8 @@ constexpr Token kImEndMark = 266;
 TEST(CharClass, FollowsUnicode) {
   using engine::detail::char_class;
   using engine::detail::CharClass;
-  for (const char32_t c : std::u32string_view(U"aZ\u00AA\u00E9\u0416\u4F60\u3042\U00010400\U0003134A")) {
+  for (const char32_t c :
+       std::u32string_view(U"aZ\u00AA\u00E9\u0416\u4F60\u3042\U00010400\U0003134A")) {
     EXPECT_EQ(char_class(c), CharClass::kLetter) << static_cast<std::uint32_t>(c);
   }
   for (const char32_t c : std::u32string_view(U"09\u00B2\u00BD\u0660\u2167\u3007\U0001D7FF")) {
@@ -108,11 +112,9 @@ TEST(DecodeUtf8, TakesValidSequencesAndSingleBadBytes) {
 
 TEST(PieceSplitter, Gpt2) {
   EXPECT_EQ(pieces("gpt2", "Hello world"), (Pieces{"Hello", " world"}));
-  EXPECT_EQ(pieces("gpt2", "I'll don't IT'S"),
-            (Pieces{"I", "'ll", " don", "'t", " IT", "'", "S"}));
+  EXPECT_EQ(pieces("gpt2", "I'll don't IT'S"), (Pieces{"I", "'ll", " don", "'t", " IT", "'", "S"}));
   EXPECT_EQ(pieces("gpt2", "a  b   "), (Pieces{"a", " ", " b", "   "}));
-  EXPECT_EQ(pieces("gpt2", "in 2024, 3.5%"),
-            (Pieces{"in", " 2024", ",", " 3", ".", "5", "%"}));
+  EXPECT_EQ(pieces("gpt2", "in 2024, 3.5%"), (Pieces{"in", " 2024", ",", " 3", ".", "5", "%"}));
   EXPECT_EQ(pieces("gpt2", "a\n\n b"), (Pieces{"a", "\n\n", " b"}));
   EXPECT_EQ(pieces("gpt2", "\tx"), (Pieces{"\t", "x"}));
   EXPECT_EQ(pieces("gpt2", " 's"), (Pieces{" '", "s"}));
@@ -149,7 +151,8 @@ TEST(PieceSplitter, PiecesJoinedAreTheTextWhateverItIs) {
   for (const char* pre : {"gpt2", "smollm", "llama-bpe", "qwen2"}) {
     for (int trial = 0; trial < 500; ++trial) {
       std::string text;
-      for (std::size_t i = random() % 20; i > 0; --i) text += alphabet[random() % alphabet.size()];
+      for (std::size_t i = random() % 20; i > 0; --i)
+        text += alphabet[random() % alphabet.size()];
       std::string joined;
       for (const std::string& piece : pieces(pre, text)) {
         EXPECT_FALSE(piece.empty());
@@ -195,7 +198,8 @@ TEST(Tokenizer, RecognisesSpecialTokensTheLongestFirst) {
 TEST(Tokenizer, DecodesWhatItEncodes) {
   const Tokenizer tokenizer = Vocabulary().tokenizer();
   std::string text = "<|im_start|>hello h\xC3\xA9llo\n\xE4\xBD\xA0 <|im_end|>";
-  for (int b = 0; b < 256; ++b) text.push_back(static_cast<char>(b));
+  for (int b = 0; b < 256; ++b)
+    text.push_back(static_cast<char>(b));
   EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
   // One token may be a part of a character.
   const std::vector<Token> accent = tokenizer.encode("\xC3\xA9");
@@ -244,8 +248,9 @@ TEST(BadTokenizer, SaysWhatIsWrong) {
   };
   Vocabulary vocabulary;
   vocabulary.pre = "klingon";
-  EXPECT_EQ(error(vocabulary), "test.gguf: pre-tokenizer klingon is not supported (smollm, gpt2, "
-                               "llama-bpe, qwen2 are)");
+  EXPECT_EQ(error(vocabulary),
+            "test.gguf: pre-tokenizer klingon is not supported (smollm, gpt2, "
+            "llama-bpe, qwen2 are)");
   vocabulary = {};
   vocabulary.model = "llama";
   EXPECT_EQ(error(vocabulary),

@@ -130,6 +130,17 @@ TEST(EpiKVBands, AveragesDifferencesBeforeTheZScore) {
   EXPECT_NEAR(policy.method().scores().back(), 1.29 * 1.414213 + 0.980580, 1e-5);
 }
 
+// The mean, not the sum: g_A = (3 + 5) / 2.
+TEST(EpiKVRaw, BandIsTheMeanOfItsLayers) {
+  EpiKVRaw::Options options = options_of<EpiKVRaw>(8, 0);
+  options.layers_a = {0, 1};
+  options.weight_b = 0.0;
+  EpiKVRaw policy(options, kShape);
+  policy.begin(1);
+  observe(policy, {0}, {0});
+  EXPECT_EQ(scores_of(policy, {3}, {5}), (std::vector<float>{4}));
+}
+
 // Case O-12: (a) one token, (b) two, (c) a hundred equal vectors, (d) ten with w = 64.
 TEST(EpiKV, WarmUpAndConstantVectorsScoreZero) {
   EpiKV one(options_of(8, 0), kShape);
@@ -453,6 +464,11 @@ TEST(EpiKV, ForkAndResetAreIndependent) {
   policy.begin(1);
   observe(policy, {0}, {0});
   EXPECT_EQ(scores_of(policy, {3}, {1}), (std::vector<float>{2}));
+  // A vector of the request before is not the token before.
+  policy.reset();
+  policy.begin(2);
+  policy.append(2);
+  EXPECT_EQ(scores_of(policy, {9}, {5}), (std::vector<float>{0}));
 }
 
 // The first token behind a further prompt differs from that prompt's last one; windows go on.

@@ -122,8 +122,8 @@ class KeepMask {
   }
 
   friend bool operator==(const KeepMask& a, const KeepMask& b) {
-    return a.scope_ == b.scope_ && a.num_layers() == b.num_layers() &&
-           a.num_kv_heads() == b.num_kv_heads() && a.lanes_ == b.lanes_ && a.words_ == b.words_;
+    return a.scope_ == b.scope_ && a.shape_ == b.shape_ && a.lanes_ == b.lanes_ &&
+           a.words_ == b.words_;
   }
 
  private:

@@ -42,6 +42,11 @@ struct CacheShape {
   [[nodiscard]] constexpr std::size_t first_head(MaskScope scope, std::size_t lane) const noexcept {
     return scope == MaskScope::kHead ? lane % num_kv_heads : 0;
   }
+  friend constexpr bool operator==(const CacheShape& a, const CacheShape& b) noexcept {
+    return a.num_layers == b.num_layers && a.num_q_heads == b.num_q_heads &&
+           a.num_kv_heads == b.num_kv_heads && a.head_dim == b.head_dim &&
+           a.value_size() == b.value_size();
+  }
 };
 
 namespace detail {

@@ -1,6 +1,11 @@
 #ifndef KVEVICT_KERNELS_AVX2_HPP_
 #define KVEVICT_KERNELS_AVX2_HPP_
 
+#include "kvevict/config.hpp"
+#include "kvevict/element_type.hpp"
+#include "kvevict/kernels/kernel_set.hpp"
+#include "kvevict/kernels/scalar.hpp"
+
 #include <immintrin.h>
 
 #include <algorithm>
@@ -11,11 +16,6 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-
-#include "kvevict/config.hpp"
-#include "kvevict/element_type.hpp"
-#include "kvevict/kernels/kernel_set.hpp"
-#include "kvevict/kernels/scalar.hpp"
 
 // AVX2, FMA, F16C. Tails of reductions go through a zeroed buffer; tails of elementwise kernels
 // are left to the scalar form.
@@ -85,19 +85,21 @@ template <ElementType kType>
 KVEVICT_AVX2 inline void widen_as(const std::byte* source, std::size_t n,
                                   float* destination) noexcept {
   std::size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) _mm256_storeu_ps(destination + i, load<kType>(source, i));
-  for (; i < n; ++i) destination[i] = scalar::load(source, kType, i);
+  for (; i + kLanes <= n; i += kLanes)
+    _mm256_storeu_ps(destination + i, load<kType>(source, i));
+  for (; i < n; ++i)
+    destination[i] = scalar::load(source, kType, i);
 }
 
 // kQueries x kRows products at once: each row element is loaded once for all queries.
 template <ElementType kType, std::size_t kQueries, std::size_t kRows>
 KVEVICT_AVX2 inline void dot_tile(const float* queries, std::ptrdiff_t query_stride,
                                   const std::byte* rows, std::ptrdiff_t row_stride_bytes,
-                                  std::size_t dim, float* out,
-                                  std::ptrdiff_t out_stride) noexcept {
+                                  std::size_t dim, float* out, std::ptrdiff_t out_stride) noexcept {
   __m256 sum_f32x8[kQueries][kRows];
   for (auto& query : sum_f32x8) {
-    for (auto& sum : query) sum = _mm256_setzero_ps();
+    for (auto& sum : query)
+      sum = _mm256_setzero_ps();
   }
   for (std::size_t c = 0; c < dim; c += kLanes) {
     __m256 row_f32x8[kRows];
@@ -132,8 +134,8 @@ KVEVICT_AVX2 inline void row_dots_as(const float* queries, std::size_t num_queri
     const std::size_t num_rows = std::min(kRows, rows.num_rows - i);
     for (std::size_t q = 0; q < num_queries;) {
       const float* query = queries + static_cast<std::ptrdiff_t>(q) * query_stride;
-      float* target = out + static_cast<std::ptrdiff_t>(q) * out_stride +
-                      static_cast<std::ptrdiff_t>(i);
+      float* target =
+          out + static_cast<std::ptrdiff_t>(q) * out_stride + static_cast<std::ptrdiff_t>(i);
       if (num_rows == kRows && q + kQueries <= num_queries) {
         dot_tile<kType, kQueries, kRows>(query, query_stride, row, rows.stride_bytes, rows.dim,
                                          target, out_stride);
@@ -180,10 +182,12 @@ KVEVICT_AVX2 inline void projected_norms_as(const float* factor, const RowBlock&
       widen_as<kType>(scalar::row_of(rows, first + std::min(r, num_rows - 1)), rows.dim, values[r]);
     }
     __m256 squares_f32x8[kRows];
-    for (auto& squares : squares_f32x8) squares = _mm256_setzero_ps();
+    for (auto& squares : squares_f32x8)
+      squares = _mm256_setzero_ps();
     for (std::size_t j = 0; j < rows.dim; j += kLanes) {
       __m256 sum_f32x8[kRows];
-      for (auto& sum : sum_f32x8) sum = _mm256_setzero_ps();
+      for (auto& sum : sum_f32x8)
+        sum = _mm256_setzero_ps();
       for (std::size_t c = j; c < rows.dim; ++c) {
         const __m256 factor_f32x8 = load_some(factor + c * rows.dim, j, rows.dim);
         for (std::size_t r = 0; r < kRows; ++r) {
@@ -194,7 +198,8 @@ KVEVICT_AVX2 inline void projected_norms_as(const float* factor, const RowBlock&
         squares_f32x8[r] = _mm256_fmadd_ps(sum_f32x8[r], sum_f32x8[r], squares_f32x8[r]);
       }
     }
-    for (std::size_t r = 0; r < num_rows; ++r) out[first + r] = std::sqrt(reduce(squares_f32x8[r]));
+    for (std::size_t r = 0; r < num_rows; ++r)
+      out[first + r] = std::sqrt(reduce(squares_f32x8[r]));
   }
 }
 
@@ -237,7 +242,8 @@ KVEVICT_AVX2 inline void row_norms(RowBlock rows, float* out) noexcept {
   }
 }
 KVEVICT_AVX2 inline void projected_norms(const float* factor, RowBlock rows, float* out) noexcept {
-  if (rows.dim > kMaxProjectedDim) return scalar::projected_norms(factor, rows, out);
+  if (rows.dim > kMaxProjectedDim)
+    return scalar::projected_norms(factor, rows, out);
   switch (rows.type) {
     case ElementType::kF32:
       return projected_norms_as<ElementType::kF32>(factor, rows, out);
@@ -299,9 +305,8 @@ KVEVICT_AVX2 inline void scale(float factor, std::size_t n, float* x) noexcept {
 /// (relative error below 2e-7), scaled by 2^k. Results below the smallest normal float are 0.
 [[nodiscard]] KVEVICT_AVX2 inline __m256 exp_f32x8(__m256 x) noexcept {
   const __m256 vanishes = _mm256_cmp_ps(x, _mm256_set1_ps(-87.33F), _CMP_LT_OQ);
-  const __m256 k =
-      _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504F)), _MM_FROUND_TO_NEAREST_INT |
-                                                                         _MM_FROUND_NO_EXC);
+  const __m256 k = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504F)),
+                                   _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   __m256 r = _mm256_fnmadd_ps(k, _mm256_set1_ps(0.693359375F), x);
   r = _mm256_fnmadd_ps(k, _mm256_set1_ps(-2.12194440e-4F), r);
   __m256 p = _mm256_set1_ps(1.0F / 720);
@@ -329,8 +334,7 @@ KVEVICT_AVX2 inline double exp_shifted(float shift, std::size_t n, float* x) noe
   for (; i + kLanes <= n; i += kLanes) {
     const __m256 x_f32x8 = _mm256_loadu_ps(x + i);
     const __m256 counted = _mm256_cmp_ps(x_f32x8, x_f32x8, _CMP_ORD_Q);
-    const __m256 e_f32x8 =
-        _mm256_and_ps(counted, exp_f32x8(_mm256_sub_ps(x_f32x8, shift_f32x8)));
+    const __m256 e_f32x8 = _mm256_and_ps(counted, exp_f32x8(_mm256_sub_ps(x_f32x8, shift_f32x8)));
     _mm256_storeu_ps(x + i, e_f32x8);
     low_f64x4 = _mm256_add_pd(low_f64x4, low_half(e_f32x8));
     high_f64x4 = _mm256_add_pd(high_f64x4, high_half(e_f32x8));
@@ -384,8 +388,8 @@ KVEVICT_AVX2 inline std::size_t add_product(float factor, const float* a, const 
   std::size_t skipped = 0;
   std::size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    const __m256 sample = _mm256_mul_ps(_mm256_mul_ps(factor_f32x8, _mm256_loadu_ps(a + i)),
-                                        _mm256_loadu_ps(b + i));
+    const __m256 sample =
+        _mm256_mul_ps(_mm256_mul_ps(factor_f32x8, _mm256_loadu_ps(a + i)), _mm256_loadu_ps(b + i));
     skipped += store_finite(sample, _mm256_add_ps(_mm256_loadu_ps(y + i), sample), y + i);
   }
   return skipped + scalar::add_product(factor, a + i, b + i, n - i, y + i);
@@ -414,8 +418,8 @@ KVEVICT_AVX2 inline std::size_t ema(float decay, const float* sample, std::size_
     const __m256 sample_f32x8 = _mm256_loadu_ps(sample + i);
     const __m256 next = _mm256_add_ps(_mm256_mul_ps(decay_f32x8, _mm256_loadu_ps(state + i)),
                                       _mm256_mul_ps(rest_f32x8, sample_f32x8));
-    const __m256 tiny = _mm256_cmp_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0F), next),
-                                      smallest_f32x8, _CMP_LT_OQ);
+    const __m256 tiny =
+        _mm256_cmp_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0F), next), smallest_f32x8, _CMP_LT_OQ);
     skipped += store_finite(sample_f32x8, _mm256_andnot_ps(tiny, next), state + i);
   }
   return skipped + scalar::ema(decay, sample + i, n - i, state + i);
@@ -426,19 +430,20 @@ KVEVICT_AVX2 inline void max_pool(const float* x, std::size_t n, std::size_t ker
                                   float* out) noexcept {
   const std::size_t reach = kernel / 2;
   std::size_t i = 0;
-  for (; i < std::min(reach, n); ++i) out[i] = scalar::window_max(x, 0, std::min(n, i + reach + 1));
+  for (; i < std::min(reach, n); ++i)
+    out[i] = scalar::window_max(x, 0, std::min(n, i + reach + 1));
   for (; i + reach + kLanes <= n; i += kLanes) {
     __m256 largest_f32x8 = _mm256_loadu_ps(x + i - reach);
     for (std::size_t j = 1; j < kernel; ++j) {
       // The instruction returns its second operand where one is NaN.
       const __m256 next_f32x8 = _mm256_loadu_ps(x + i - reach + j);
       const __m256 nan = _mm256_cmp_ps(largest_f32x8, largest_f32x8, _CMP_UNORD_Q);
-      largest_f32x8 =
-          _mm256_blendv_ps(_mm256_max_ps(next_f32x8, largest_f32x8), next_f32x8, nan);
+      largest_f32x8 = _mm256_blendv_ps(_mm256_max_ps(next_f32x8, largest_f32x8), next_f32x8, nan);
     }
     _mm256_storeu_ps(out + i, largest_f32x8);
   }
-  for (; i < n; ++i) out[i] = scalar::window_max(x, i - reach, std::min(n, i + reach + 1));
+  for (; i < n; ++i)
+    out[i] = scalar::window_max(x, i - reach, std::min(n, i + reach + 1));
 }
 
 inline constexpr KernelSet kSet{Isa::kAvx2,

@@ -1,6 +1,11 @@
 #ifndef KVEVICT_KERNELS_AVX512_HPP_
 #define KVEVICT_KERNELS_AVX512_HPP_
 
+#include "kvevict/config.hpp"
+#include "kvevict/element_type.hpp"
+#include "kvevict/kernels/kernel_set.hpp"
+#include "kvevict/kernels/scalar.hpp"
+
 #include <immintrin.h>
 
 #include <algorithm>
@@ -11,11 +16,6 @@
 #include <cstdint>
 #include <limits>
 
-#include "kvevict/config.hpp"
-#include "kvevict/element_type.hpp"
-#include "kvevict/kernels/kernel_set.hpp"
-#include "kvevict/kernels/scalar.hpp"
-
 // AVX-512 F, BW, VL, DQ. Tails are masked loads, so every element takes the same path.
 #define KVEVICT_AVX512 KVEVICT_TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 
@@ -23,6 +23,12 @@ KVEVICT_NAMESPACE_BEGIN
 namespace kernels::avx512 {
 
 inline constexpr std::size_t kLanes = 16;
+
+// The unmasked forms of some intrinsics are written with an uninitialised operand in GCC 12's
+// headers, which warns about it in the user's build. With all lanes set, these are the same
+// instructions.
+inline constexpr __mmask16 kAll16 = 0xFFFF;
+inline constexpr __mmask8 kAll8 = 0xFF;
 
 /// The mask of the first min(count, 16) lanes.
 [[nodiscard]] inline __mmask16 first_lanes(std::size_t count) noexcept {
@@ -39,34 +45,35 @@ template <ElementType kType>
   } else {
     const __m256i halves = _mm256_maskz_loadu_epi16(mask, row + 2 * index);
     if constexpr (kType == ElementType::kF16) {
-      return _mm512_cvtph_ps(halves);
+      return _mm512_maskz_cvtph_ps(kAll16, halves);
     } else {
-      return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+      return _mm512_castsi512_ps(
+          _mm512_maskz_slli_epi32(kAll16, _mm512_maskz_cvtepu16_epi32(kAll16, halves), 16));
     }
   }
 }
 
 /// Sum of the lanes, always in the same order.
 [[nodiscard]] KVEVICT_AVX512 inline float reduce(__m512 x_f32x16) noexcept {
-  const __m256 sum_f32x8 = _mm256_add_ps(_mm512_castps512_ps256(x_f32x16),
-                                         _mm512_extractf32x8_ps(x_f32x16, 1));
-  const __m128 sum_f32x4 = _mm_add_ps(_mm256_castps256_ps128(sum_f32x8),
-                                      _mm256_extractf128_ps(sum_f32x8, 1));
+  const __m256 sum_f32x8 = _mm256_add_ps(_mm512_maskz_extractf32x8_ps(kAll8, x_f32x16, 0),
+                                         _mm512_maskz_extractf32x8_ps(kAll8, x_f32x16, 1));
+  const __m128 sum_f32x4 =
+      _mm_add_ps(_mm256_castps256_ps128(sum_f32x8), _mm256_extractf128_ps(sum_f32x8, 1));
   const __m128 sum_f32x2 = _mm_add_ps(sum_f32x4, _mm_movehl_ps(sum_f32x4, sum_f32x4));
   return _mm_cvtss_f32(_mm_add_ss(sum_f32x2, _mm_movehdup_ps(sum_f32x2)));
 }
 [[nodiscard]] KVEVICT_AVX512 inline double reduce(__m512d x_f64x8) noexcept {
-  const __m256d sum_f64x4 = _mm256_add_pd(_mm512_castpd512_pd256(x_f64x8),
-                                          _mm512_extractf64x4_pd(x_f64x8, 1));
-  const __m128d sum_f64x2 = _mm_add_pd(_mm256_castpd256_pd128(sum_f64x4),
-                                       _mm256_extractf128_pd(sum_f64x4, 1));
+  const __m256d sum_f64x4 = _mm256_add_pd(_mm512_maskz_extractf64x4_pd(kAll8, x_f64x8, 0),
+                                          _mm512_maskz_extractf64x4_pd(kAll8, x_f64x8, 1));
+  const __m128d sum_f64x2 =
+      _mm_add_pd(_mm256_castpd256_pd128(sum_f64x4), _mm256_extractf128_pd(sum_f64x4, 1));
   return _mm_cvtsd_f64(_mm_add_sd(sum_f64x2, _mm_unpackhi_pd(sum_f64x2, sum_f64x2)));
 }
 [[nodiscard]] KVEVICT_AVX512 inline __m512d low_half(__m512 x_f32x16) noexcept {
-  return _mm512_cvtps_pd(_mm512_castps512_ps256(x_f32x16));
+  return _mm512_maskz_cvtps_pd(kAll8, _mm512_maskz_extractf32x8_ps(kAll8, x_f32x16, 0));
 }
 [[nodiscard]] KVEVICT_AVX512 inline __m512d high_half(__m512 x_f32x16) noexcept {
-  return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x_f32x16, 1));
+  return _mm512_maskz_cvtps_pd(kAll8, _mm512_maskz_extractf32x8_ps(kAll8, x_f32x16, 1));
 }
 
 template <ElementType kType>
@@ -86,7 +93,8 @@ KVEVICT_AVX512 inline void dot_tile(const float* queries, std::ptrdiff_t query_s
                                     std::ptrdiff_t out_stride) noexcept {
   __m512 sum_f32x16[kQueries][kRows];
   for (auto& query : sum_f32x16) {
-    for (auto& sum : query) sum = _mm512_setzero_ps();
+    for (auto& sum : query)
+      sum = _mm512_setzero_ps();
   }
   for (std::size_t c = 0; c < dim; c += kLanes) {
     const __mmask16 mask = first_lanes(dim - c);
@@ -96,8 +104,8 @@ KVEVICT_AVX512 inline void dot_tile(const float* queries, std::ptrdiff_t query_s
           load<kType>(rows + static_cast<std::ptrdiff_t>(r) * row_stride_bytes, c, mask);
     }
     for (std::size_t q = 0; q < kQueries; ++q) {
-      const __m512 query_f32x16 = _mm512_maskz_loadu_ps(
-          mask, queries + static_cast<std::ptrdiff_t>(q) * query_stride + c);
+      const __m512 query_f32x16 =
+          _mm512_maskz_loadu_ps(mask, queries + static_cast<std::ptrdiff_t>(q) * query_stride + c);
       for (std::size_t r = 0; r < kRows; ++r) {
         sum_f32x16[q][r] = _mm512_fmadd_ps(query_f32x16, row_f32x16[r], sum_f32x16[q][r]);
       }
@@ -121,8 +129,8 @@ KVEVICT_AVX512 inline void row_dots_as(const float* queries, std::size_t num_que
     const std::size_t num_rows = std::min(kTile, rows.num_rows - i);
     for (std::size_t q = 0; q < num_queries;) {
       const float* query = queries + static_cast<std::ptrdiff_t>(q) * query_stride;
-      float* target = out + static_cast<std::ptrdiff_t>(q) * out_stride +
-                      static_cast<std::ptrdiff_t>(i);
+      float* target =
+          out + static_cast<std::ptrdiff_t>(q) * out_stride + static_cast<std::ptrdiff_t>(i);
       if (num_rows == kTile && q + kTile <= num_queries) {
         dot_tile<kType, kTile, kTile>(query, query_stride, row, rows.stride_bytes, rows.dim, target,
                                       out_stride);
@@ -134,8 +142,8 @@ KVEVICT_AVX512 inline void row_dots_as(const float* queries, std::size_t num_que
                                   out_stride);
       } else {
         for (std::size_t r = 0; r < num_rows; ++r) {
-          dot_tile<kType, 1, 1>(query, query_stride, scalar::row_of(rows, i + r),
-                                rows.stride_bytes, rows.dim, target + r, out_stride);
+          dot_tile<kType, 1, 1>(query, query_stride, scalar::row_of(rows, i + r), rows.stride_bytes,
+                                rows.dim, target + r, out_stride);
         }
       }
       ++q;
@@ -174,11 +182,13 @@ KVEVICT_AVX512 inline void projected_norms_as(const float* factor, const RowBloc
       widen_as<kType>(scalar::row_of(rows, first + std::min(r, num_rows - 1)), rows.dim, values[r]);
     }
     __m512 squares_f32x16[kRows];
-    for (auto& squares : squares_f32x16) squares = _mm512_setzero_ps();
+    for (auto& squares : squares_f32x16)
+      squares = _mm512_setzero_ps();
     for (std::size_t j = 0; j < rows.dim; j += kLanes) {
       const __mmask16 mask = first_lanes(rows.dim - j);
       __m512 sum_f32x16[kRows];
-      for (auto& sum : sum_f32x16) sum = _mm512_setzero_ps();
+      for (auto& sum : sum_f32x16)
+        sum = _mm512_setzero_ps();
       for (std::size_t c = j; c < rows.dim; ++c) {
         const __m512 factor_f32x16 = _mm512_maskz_loadu_ps(mask, factor + c * rows.dim + j);
         for (std::size_t r = 0; r < kRows; ++r) {
@@ -236,7 +246,8 @@ KVEVICT_AVX512 inline void row_norms(RowBlock rows, float* out) noexcept {
 }
 KVEVICT_AVX512 inline void projected_norms(const float* factor, RowBlock rows,
                                            float* out) noexcept {
-  if (rows.dim > kMaxProjectedDim) return scalar::projected_norms(factor, rows, out);
+  if (rows.dim > kMaxProjectedDim)
+    return scalar::projected_norms(factor, rows, out);
   switch (rows.type) {
     case ElementType::kF32:
       return projected_norms_as<ElementType::kF32>(factor, rows, out);
@@ -299,8 +310,9 @@ KVEVICT_AVX512 inline void scale(float factor, std::size_t n, float* x) noexcept
 /// exp for finite and infinite x, not NaN: x = k ln 2 + r, exp(r) by a polynomial of degree 6
 /// (relative error below 2e-7), scaled by 2^k. Results that are subnormal may lose bits.
 [[nodiscard]] KVEVICT_AVX512 inline __m512 exp_f32x16(__m512 x) noexcept {
-  x = _mm512_max_ps(x, _mm512_set1_ps(-105.0F));
-  const __m512 k = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504F)), 0);
+  x = _mm512_maskz_max_ps(kAll16, x, _mm512_set1_ps(-105.0F));
+  const __m512 k =
+      _mm512_maskz_roundscale_ps(kAll16, _mm512_mul_ps(x, _mm512_set1_ps(1.44269504F)), 0);
   __m512 r = _mm512_fnmadd_ps(k, _mm512_set1_ps(0.693359375F), x);
   r = _mm512_fnmadd_ps(k, _mm512_set1_ps(-2.12194440e-4F), r);
   __m512 p = _mm512_set1_ps(1.0F / 720);
@@ -311,13 +323,14 @@ KVEVICT_AVX512 inline void scale(float factor, std::size_t n, float* x) noexcept
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0F));
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0F));
   // x = +infinity makes r NaN; its result is infinity.
-  const __mmask16 infinite = _mm512_cmp_ps_mask(
-      x, _mm512_set1_ps(std::numeric_limits<float>::infinity()), _CMP_EQ_OQ);
-  return _mm512_mask_mov_ps(_mm512_scalef_ps(p, k), infinite, x);
+  const __mmask16 infinite =
+      _mm512_cmp_ps_mask(x, _mm512_set1_ps(std::numeric_limits<float>::infinity()), _CMP_EQ_OQ);
+  return _mm512_mask_mov_ps(_mm512_maskz_scalef_ps(kAll16, p, k), infinite, x);
 }
 
 KVEVICT_AVX512 inline double exp_shifted(float shift, std::size_t n, float* x) noexcept {
-  if (!(shift < std::numeric_limits<float>::infinity())) return scalar::exp_shifted(shift, n, x);
+  if (!(shift < std::numeric_limits<float>::infinity()))
+    return scalar::exp_shifted(shift, n, x);
   const __m512 shift_f32x16 = _mm512_set1_ps(shift);
   __m512d low_f64x8 = _mm512_setzero_pd();
   __m512d high_f64x8 = _mm512_setzero_pd();
@@ -398,7 +411,7 @@ KVEVICT_AVX512 inline std::size_t take_max(float factor, const float* x, std::si
     const __mmask16 mask = first_lanes(n - i);
     const __m512 sample = _mm512_mul_ps(factor_f32x16, _mm512_maskz_loadu_ps(mask, x + i));
     const __m512 y_f32x16 = _mm512_maskz_loadu_ps(mask, y + i);
-    skipped += store_finite(mask, sample, _mm512_max_ps(sample, y_f32x16), y + i);
+    skipped += store_finite(mask, sample, _mm512_maskz_max_ps(kAll16, sample, y_f32x16), y + i);
   }
   return skipped;
 }
@@ -427,19 +440,21 @@ KVEVICT_AVX512 inline void max_pool(const float* x, std::size_t n, std::size_t k
                                     float* out) noexcept {
   const std::size_t reach = kernel / 2;
   std::size_t i = 0;
-  for (; i < std::min(reach, n); ++i) out[i] = scalar::window_max(x, 0, std::min(n, i + reach + 1));
+  for (; i < std::min(reach, n); ++i)
+    out[i] = scalar::window_max(x, 0, std::min(n, i + reach + 1));
   for (; i + reach + kLanes <= n; i += kLanes) {
     __m512 largest_f32x16 = _mm512_loadu_ps(x + i - reach);
     for (std::size_t j = 1; j < kernel; ++j) {
       // The instruction returns its second operand where one is NaN.
       const __m512 next_f32x16 = _mm512_loadu_ps(x + i - reach + j);
       const __mmask16 nan = _mm512_cmp_ps_mask(largest_f32x16, largest_f32x16, _CMP_UNORD_Q);
-      largest_f32x16 = _mm512_mask_mov_ps(_mm512_max_ps(next_f32x16, largest_f32x16), nan,
-                                          next_f32x16);
+      largest_f32x16 = _mm512_mask_mov_ps(_mm512_maskz_max_ps(kAll16, next_f32x16, largest_f32x16),
+                                          nan, next_f32x16);
     }
     _mm512_storeu_ps(out + i, largest_f32x16);
   }
-  for (; i < n; ++i) out[i] = scalar::window_max(x, i - reach, std::min(n, i + reach + 1));
+  for (; i < n; ++i)
+    out[i] = scalar::window_max(x, i - reach, std::min(n, i + reach + 1));
 }
 
 inline constexpr KernelSet kSet{Isa::kAvx512,

@@ -21,12 +21,14 @@ namespace kernels::detail {
   int leaf7[4];
   __cpuidex(leaf1, 1, 0);
   constexpr int kOsSavesAvx = 1 << 27 | 1 << 28 | 1 << 12 | 1 << 29;  // OSXSAVE, AVX, FMA, F16C
-  if ((leaf1[2] & kOsSavesAvx) != kOsSavesAvx || (_xgetbv(0) & 6) != 6) return false;
+  if ((leaf1[2] & kOsSavesAvx) != kOsSavesAvx || (_xgetbv(0) & 6) != 6)
+    return false;
   __cpuidex(leaf7, 7, 0);
   return (leaf7[1] & 1 << 5) != 0;
 }
 [[nodiscard]] inline bool cpu_has_avx512() noexcept {
-  if (!cpu_has_avx2() || (_xgetbv(0) & 0xE6) != 0xE6) return false;
+  if (!cpu_has_avx2() || (_xgetbv(0) & 0xE6) != 0xE6)
+    return false;
   int leaf7[4];
   __cpuidex(leaf7, 7, 0);
   constexpr unsigned kWanted = 1U << 16 | 1U << 17 | 1U << 30 | 1U << 31;  // F, DQ, BW, VL
@@ -56,8 +58,10 @@ namespace kernels::detail {
 /// The best instruction set that this machine has and this build contains.
 [[nodiscard]] inline Isa detect_isa() noexcept {
 #if KVEVICT_HAS_X86
-  if (cpu_has_avx512()) return Isa::kAvx512;
-  if (cpu_has_avx2()) return Isa::kAvx2;
+  if (cpu_has_avx512())
+    return Isa::kAvx512;
+  if (cpu_has_avx2())
+    return Isa::kAvx2;
 #elif KVEVICT_HAS_NEON
   return Isa::kNeon;
 #endif

@@ -1,10 +1,10 @@
 #ifndef KVEVICT_KERNELS_HALF_HPP_
 #define KVEVICT_KERNELS_HALF_HPP_
 
+#include "kvevict/config.hpp"
+
 #include <bit>
 #include <cstdint>
-
-#include "kvevict/config.hpp"
 
 KVEVICT_NAMESPACE_BEGIN
 namespace kernels {
@@ -34,8 +34,10 @@ namespace kernels {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const auto sign = static_cast<std::uint16_t>(bits >> 16U & 0x8000U);
   const std::uint32_t magnitude = bits & 0x7FFFFFFFU;
-  if (magnitude > 0x7F800000U) return static_cast<std::uint16_t>(sign | 0x7E00U);
-  if (magnitude >= 0x477FF000U) return static_cast<std::uint16_t>(sign | 0x7C00U);
+  if (magnitude > 0x7F800000U)
+    return static_cast<std::uint16_t>(sign | 0x7E00U);
+  if (magnitude >= 0x477FF000U)
+    return static_cast<std::uint16_t>(sign | 0x7C00U);
   if (magnitude < 0x38800000U) {
     // Adding 1/2 puts the unit 2^-24 into the last place of the sum, which then rounds.
     const float shifted = std::bit_cast<float>(magnitude) + 0.5F;
@@ -48,7 +50,8 @@ namespace kernels {
 /// Nearest bfloat16, ties to even; NaN stays NaN.
 [[nodiscard]] constexpr std::uint16_t to_bf16(float value) noexcept {
   const auto bits = std::bit_cast<std::uint32_t>(value);
-  if ((bits & 0x7FFFFFFFU) > 0x7F800000U) return static_cast<std::uint16_t>(bits >> 16U | 0x40U);
+  if ((bits & 0x7FFFFFFFU) > 0x7F800000U)
+    return static_cast<std::uint16_t>(bits >> 16U | 0x40U);
   return static_cast<std::uint16_t>((bits + 0x7FFFU + (bits >> 16U & 1U)) >> 16U);
 }
 

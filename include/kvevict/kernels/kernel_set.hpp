@@ -1,12 +1,12 @@
 #ifndef KVEVICT_KERNELS_KERNEL_SET_HPP_
 #define KVEVICT_KERNELS_KERNEL_SET_HPP_
 
+#include "kvevict/config.hpp"
+#include "kvevict/element_type.hpp"
+
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-
-#include "kvevict/config.hpp"
-#include "kvevict/element_type.hpp"
 
 KVEVICT_NAMESPACE_BEGIN
 namespace kernels {
@@ -33,7 +33,8 @@ enum class PoolEdge : std::uint8_t {
 /// An order-preserving integer of a score: a > b exactly if order_key(a) > order_key(b).
 /// +0 and -0 are equal (rule R3), every NaN lies below -infinity (rule R4).
 [[nodiscard]] constexpr std::uint32_t order_key(float score) noexcept {
-  if (score != score) return 0;
+  if (score != score)
+    return 0;
   const auto bits = std::bit_cast<std::uint32_t>(score == 0.0F ? 0.0F : score);
   return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
 }

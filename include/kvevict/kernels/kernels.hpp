@@ -26,7 +26,8 @@ namespace kernels {
 
 /// Whether get(isa) can run here.
 [[nodiscard]] inline bool is_available(Isa isa) noexcept {
-  if (isa == Isa::kAvx2) return best_isa() == Isa::kAvx2 || best_isa() == Isa::kAvx512;
+  if (isa == Isa::kAvx2)
+    return best_isa() == Isa::kAvx2 || best_isa() == Isa::kAvx512;
   return isa == Isa::kScalar || isa == best_isa();
 }
 
@@ -34,17 +35,22 @@ namespace kernels {
 [[nodiscard]] inline const KernelSet& get(Isa isa) noexcept {
   if (is_available(isa)) {
 #if KVEVICT_HAS_X86
-    if (isa == Isa::kAvx512) return avx512::kSet;
-    if (isa == Isa::kAvx2) return avx2::kSet;
+    if (isa == Isa::kAvx512)
+      return avx512::kSet;
+    if (isa == Isa::kAvx2)
+      return avx2::kSet;
 #elif KVEVICT_HAS_NEON
-    if (isa == Isa::kNeon) return neon::kSet;
+    if (isa == Isa::kNeon)
+      return neon::kSet;
 #endif
   }
   return scalar::kSet;
 }
 
 /// The kernels that policies use unless they are given others.
-[[nodiscard]] inline const KernelSet& best() noexcept { return get(best_isa()); }
+[[nodiscard]] inline const KernelSet& best() noexcept {
+  return get(best_isa());
+}
 
 }  // namespace kernels
 KVEVICT_NAMESPACE_END

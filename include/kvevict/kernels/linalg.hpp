@@ -1,12 +1,13 @@
 #ifndef KVEVICT_KERNELS_LINALG_HPP_
 #define KVEVICT_KERNELS_LINALG_HPP_
 
+#include "kvevict/config.hpp"
+
 #include <Eigen/Core>
+
 #include <cmath>
 #include <cstddef>
 #include <limits>
-
-#include "kvevict/config.hpp"
 
 static_assert(EIGEN_VERSION_AT_LEAST(3, 4, 0), "kvevict needs Eigen 3.4 or newer");
 

@@ -1,6 +1,11 @@
 #ifndef KVEVICT_KERNELS_SCALAR_HPP_
 #define KVEVICT_KERNELS_SCALAR_HPP_
 
+#include "kvevict/config.hpp"
+#include "kvevict/element_type.hpp"
+#include "kvevict/kernels/half.hpp"
+#include "kvevict/kernels/kernel_set.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -8,11 +13,6 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-
-#include "kvevict/config.hpp"
-#include "kvevict/element_type.hpp"
-#include "kvevict/kernels/half.hpp"
-#include "kvevict/kernels/kernel_set.hpp"
 
 // Plain loops: the definition of correct for every instruction set, and the fallback of all.
 KVEVICT_NAMESPACE_BEGIN
@@ -38,7 +38,8 @@ namespace kernels::scalar {
 
 inline void widen(const void* source, ElementType type, std::size_t n,
                   float* destination) noexcept {
-  for (std::size_t i = 0; i < n; ++i) destination[i] = load(source, type, i);
+  for (std::size_t i = 0; i < n; ++i)
+    destination[i] = load(source, type, i);
 }
 
 inline void row_dots(const float* queries, std::size_t num_queries, std::ptrdiff_t query_stride,
@@ -54,7 +55,8 @@ inline void row_dots(const float* queries, std::size_t num_queries, std::ptrdiff
         partial[c % 16] += query[c] * load(row, rows.type, c);
       }
       for (std::size_t half = 8; half > 0; half /= 2) {
-        for (std::size_t p = 0; p < half; ++p) partial[p] += partial[p + half];
+        for (std::size_t p = 0; p < half; ++p)
+          partial[p] += partial[p + half];
       }
       out_row[i] = partial[0];
     }
@@ -76,7 +78,8 @@ inline void row_variances(RowBlock rows, float* out) noexcept {
   for (std::size_t i = 0; i < rows.num_rows; ++i) {
     const std::byte* row = row_of(rows, i);
     double sum = 0.0;
-    for (std::size_t c = 0; c < rows.dim; ++c) sum += load(row, rows.type, c);
+    for (std::size_t c = 0; c < rows.dim; ++c)
+      sum += load(row, rows.type, c);
     const double mean = sum / static_cast<double>(rows.dim);
     double squares = 0.0;
     for (std::size_t c = 0; c < rows.dim; ++c) {
@@ -115,24 +118,28 @@ inline void projected_norms(const float* factor, RowBlock rows, float* out) noex
 
 [[nodiscard]] inline double sum(const float* x, std::size_t n) noexcept {
   double total = 0.0;
-  for (std::size_t i = 0; i < n; ++i) total += static_cast<double>(x[i]);
+  for (std::size_t i = 0; i < n; ++i)
+    total += static_cast<double>(x[i]);
   return total;
 }
 
 [[nodiscard]] inline float max_value(const float* x, std::size_t n) noexcept {
   float largest = -std::numeric_limits<float>::infinity();
   for (std::size_t i = 0; i < n; ++i) {
-    if (x[i] > largest) largest = x[i];  // false for NaN
+    if (x[i] > largest)
+      largest = x[i];  // false for NaN
   }
   return largest;
 }
 
 inline void scale(float factor, std::size_t n, float* x) noexcept {
-  for (std::size_t i = 0; i < n; ++i) x[i] *= factor;
+  for (std::size_t i = 0; i < n; ++i)
+    x[i] *= factor;
 }
 
 inline void soft_cap(float cap, std::size_t n, float* x) noexcept {
-  for (std::size_t i = 0; i < n; ++i) x[i] = cap * std::tanh(x[i] / cap);
+  for (std::size_t i = 0; i < n; ++i)
+    x[i] = cap * std::tanh(x[i] / cap);
 }
 
 inline double exp_shifted(float shift, std::size_t n, float* x) noexcept {
@@ -225,7 +232,8 @@ inline void average_pool(const float* x, std::size_t n, std::size_t kernel, Pool
     const std::size_t last = std::min(n, i + reach + 1);
     // Summed anew for each entry: a running sum would carry an infinity or NaN on for ever.
     double total = 0.0;
-    for (std::size_t j = first; j < last; ++j) total += static_cast<double>(x[j]);
+    for (std::size_t j = first; j < last; ++j)
+      total += static_cast<double>(x[j]);
     const std::size_t divisor = edge == PoolEdge::kZeroCounted ? kernel : last - first;
     out[i] = static_cast<float>(total / static_cast<double>(divisor));
   }
@@ -236,7 +244,8 @@ inline void average_pool(const float* x, std::size_t n, std::size_t kernel, Pool
                                       std::size_t last) noexcept {
   float largest = std::numeric_limits<float>::quiet_NaN();
   for (std::size_t i = first; i < last; ++i) {
-    if (std::isnan(largest) || x[i] > largest) largest = x[i];
+    if (std::isnan(largest) || x[i] > largest)
+      largest = x[i];
   }
   return largest;
 }
@@ -248,25 +257,11 @@ inline void max_pool(const float* x, std::size_t n, std::size_t kernel, float* o
   }
 }
 
-inline constexpr KernelSet kSet{Isa::kScalar,
-                                widen,
-                                row_dots,
-                                row_norms,
-                                row_variances,
-                                projected_norms,
-                                squared_distance,
-                                sum,
-                                max_value,
-                                scale,
-                                soft_cap,
-                                exp_shifted,
-                                add,
-                                add_squared,
-                                add_product,
-                                take_max,
-                                ema,
-                                average_pool,
-                                max_pool};
+inline constexpr KernelSet kSet{Isa::kScalar,  widen,           row_dots,         row_norms,
+                                row_variances, projected_norms, squared_distance, sum,
+                                max_value,     scale,           soft_cap,         exp_shifted,
+                                add,           add_squared,     add_product,      take_max,
+                                ema,           average_pool,    max_pool};
 
 }  // namespace kernels::scalar
 KVEVICT_NAMESPACE_END

@@ -32,8 +32,8 @@ enum class SoftmaxSupport : std::uint8_t {
       {{"all", SoftmaxSupport::kAll}, {"past", SoftmaxSupport::kPast}}};
 }
 
-/// The defaults are those of the authors' code where they agree with each other; it pools per
-/// query head, for which a GQA cache has no room, so heads are averaged first.
+/// Defaults: what the authors' code sets for its models. It pools and selects per query head, which
+/// a GQA cache cannot store; the group's mean is then the common reading (AdaKV, KVCache-Factory).
 struct SnapKVOptions {
   Budget budget = 2048;                 ///< tokens per KV head, window included (max capacity)
   std::size_t observation_window = 32;  ///< last tokens of the prompt, whose queries vote

@@ -71,12 +71,12 @@ inline void check_allocation(const Allocation& allocation, const Protection& pro
                              const CacheShape& shape, std::string_view where) {
   if (!allocation.budget.is_tokens() && !allocation.budget.is_total()) return;
   const std::size_t lane_budget = allocation.lane_budget(shape, 0);
-  const std::size_t reserved =
-      allocation.protected_extra ? 0 : protection.num_sink_tokens + protection.recent_window;
-  require(lane_budget >= reserved, where, "budget", allocation.budget.count(),
+  const std::size_t windows = protection.num_sink_tokens + protection.recent_window;
+  const bool extra = allocation.protected_extra;
+  require(extra || lane_budget >= windows, where, "budget", allocation.budget.count(),
           "must cover the sinks and the recent window");
-  require(lane_budget >= allocation.min_keep, where, "budget", allocation.budget.count(),
-          "must cover min_keep in every lane");
+  require(saturating_add(lane_budget, extra ? windows : 0) >= allocation.min_keep, where, "budget",
+          allocation.budget.count(), "must cover min_keep in every lane");
 }
 
 }  // namespace detail

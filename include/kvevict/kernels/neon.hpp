@@ -1,0 +1,355 @@
+#ifndef KVEVICT_KERNELS_NEON_HPP_
+#define KVEVICT_KERNELS_NEON_HPP_
+
+#include "kvevict/config.hpp"
+#include "kvevict/element_type.hpp"
+#include "kvevict/kernels/kernel_set.hpp"
+#include "kvevict/kernels/scalar.hpp"
+
+#include <arm_neon.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+// NEON as every AArch64 processor has it; no attribute is needed. Tails take the scalar form.
+KVEVICT_NAMESPACE_BEGIN
+namespace kernels::neon {
+
+inline constexpr std::size_t kLanes = 4;
+
+/// Elements index .. index + 4 of a row as float.
+template <ElementType kType>
+[[nodiscard]] inline float32x4_t load(const std::byte* row, std::size_t index) noexcept {
+  if constexpr (kType == ElementType::kF32) {
+    return vreinterpretq_f32_u8(vld1q_u8(reinterpret_cast<const std::uint8_t*>(row + 4 * index)));
+  } else {
+    const uint16x4_t halves =
+        vreinterpret_u16_u8(vld1_u8(reinterpret_cast<const std::uint8_t*>(row + 2 * index)));
+    if constexpr (kType == ElementType::kF16) {
+      return vcvt_f32_f16(vreinterpret_f16_u16(halves));
+    } else {
+      return vreinterpretq_f32_u32(vshll_n_u16(halves, 16));
+    }
+  }
+}
+
+template <ElementType kType>
+inline void widen_as(const std::byte* source, std::size_t n, float* destination) noexcept {
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    vst1q_f32(destination + i, load<kType>(source, i));
+  for (; i < n; ++i)
+    destination[i] = scalar::load(source, kType, i);
+}
+
+// Four rows against one query; the sums of a row never depend on the other rows.
+template <ElementType kType, std::size_t kRows>
+inline void dot_rows(const float* query, const std::byte* rows, std::ptrdiff_t row_stride_bytes,
+                     std::size_t dim, float* out) noexcept {
+  float32x4_t sum_f32x4[kRows][2];
+  for (auto& sums : sum_f32x4) {
+    for (auto& sum : sums)
+      sum = vdupq_n_f32(0.0F);
+  }
+  const auto row_of = [&](std::size_t r) {
+    return rows + static_cast<std::ptrdiff_t>(r) * row_stride_bytes;
+  };
+  std::size_t c = 0;
+  for (; c + 2 * kLanes <= dim; c += 2 * kLanes) {
+    const float32x4_t low_f32x4 = vld1q_f32(query + c);
+    const float32x4_t high_f32x4 = vld1q_f32(query + c + kLanes);
+    for (std::size_t r = 0; r < kRows; ++r) {
+      sum_f32x4[r][0] = vfmaq_f32(sum_f32x4[r][0], low_f32x4, load<kType>(row_of(r), c));
+      sum_f32x4[r][1] = vfmaq_f32(sum_f32x4[r][1], high_f32x4, load<kType>(row_of(r), c + kLanes));
+    }
+  }
+  for (std::size_t r = 0; r < kRows; ++r) {
+    float total = vaddvq_f32(vaddq_f32(sum_f32x4[r][0], sum_f32x4[r][1]));
+    for (std::size_t t = c; t < dim; ++t)
+      total += query[t] * scalar::load(row_of(r), kType, t);
+    out[r] = total;
+  }
+}
+
+template <ElementType kType>
+inline void row_dots_as(const float* queries, std::size_t num_queries, std::ptrdiff_t query_stride,
+                        const RowBlock& rows, float* out, std::ptrdiff_t out_stride) noexcept {
+  constexpr std::size_t kRows = 4;
+  for (std::size_t i = 0; i < rows.num_rows; i += kRows) {
+    const std::size_t num_rows = std::min(kRows, rows.num_rows - i);
+    for (std::size_t q = 0; q < num_queries; ++q) {
+      const float* query = queries + static_cast<std::ptrdiff_t>(q) * query_stride;
+      float* target =
+          out + static_cast<std::ptrdiff_t>(q) * out_stride + static_cast<std::ptrdiff_t>(i);
+      if (num_rows == kRows) {
+        dot_rows<kType, kRows>(query, scalar::row_of(rows, i), rows.stride_bytes, rows.dim, target);
+        continue;
+      }
+      for (std::size_t r = 0; r < num_rows; ++r) {
+        dot_rows<kType, 1>(query, scalar::row_of(rows, i + r), rows.stride_bytes, rows.dim,
+                           target + r);
+      }
+    }
+  }
+}
+
+template <ElementType kType>
+inline void row_norms_as(const RowBlock& rows, float* out) noexcept {
+  for (std::size_t i = 0; i < rows.num_rows; ++i) {
+    const std::byte* row = scalar::row_of(rows, i);
+    float64x2_t low_f64x2 = vdupq_n_f64(0.0);
+    float64x2_t high_f64x2 = vdupq_n_f64(0.0);
+    std::size_t c = 0;
+    for (; c + kLanes <= rows.dim; c += kLanes) {
+      const float32x4_t x_f32x4 = load<kType>(row, c);
+      const float64x2_t low = vcvt_f64_f32(vget_low_f32(x_f32x4));
+      const float64x2_t high = vcvt_high_f64_f32(x_f32x4);
+      low_f64x2 = vfmaq_f64(low_f64x2, low, low);
+      high_f64x2 = vfmaq_f64(high_f64x2, high, high);
+    }
+    double total = vaddvq_f64(vaddq_f64(low_f64x2, high_f64x2));
+    for (; c < rows.dim; ++c) {
+      const double x = scalar::load(row, kType, c);
+      total += x * x;
+    }
+    out[i] = static_cast<float>(std::sqrt(total));
+  }
+}
+
+// One switch on the element type for each kernel that reads stored rows.
+inline void widen(const void* source, ElementType type, std::size_t n,
+                  float* destination) noexcept {
+  const auto* bytes = static_cast<const std::byte*>(source);
+  switch (type) {
+    case ElementType::kF32:
+      return widen_as<ElementType::kF32>(bytes, n, destination);
+    case ElementType::kF16:
+      return widen_as<ElementType::kF16>(bytes, n, destination);
+    case ElementType::kBF16:
+      return widen_as<ElementType::kBF16>(bytes, n, destination);
+  }
+}
+inline void row_dots(const float* queries, std::size_t num_queries, std::ptrdiff_t query_stride,
+                     RowBlock rows, float* out, std::ptrdiff_t out_stride) noexcept {
+  switch (rows.type) {
+    case ElementType::kF32:
+      return row_dots_as<ElementType::kF32>(queries, num_queries, query_stride, rows, out,
+                                            out_stride);
+    case ElementType::kF16:
+      return row_dots_as<ElementType::kF16>(queries, num_queries, query_stride, rows, out,
+                                            out_stride);
+    case ElementType::kBF16:
+      return row_dots_as<ElementType::kBF16>(queries, num_queries, query_stride, rows, out,
+                                             out_stride);
+  }
+}
+inline void row_norms(RowBlock rows, float* out) noexcept {
+  switch (rows.type) {
+    case ElementType::kF32:
+      return row_norms_as<ElementType::kF32>(rows, out);
+    case ElementType::kF16:
+      return row_norms_as<ElementType::kF16>(rows, out);
+    case ElementType::kBF16:
+      return row_norms_as<ElementType::kBF16>(rows, out);
+  }
+}
+
+// As on x86: rows widened once, then column by column of C with the upper triangle left out.
+inline void projected_norms(const float* factor, RowBlock rows, float* out) noexcept {
+  constexpr std::size_t kMaxDim = 512;
+  if (rows.dim > kMaxDim)
+    return scalar::projected_norms(factor, rows, out);
+  float value[kMaxDim];
+  for (std::size_t i = 0; i < rows.num_rows; ++i) {
+    widen(scalar::row_of(rows, i), rows.type, rows.dim, value);
+    float squares = 0.0F;
+    std::size_t j = 0;
+    float32x4_t squares_f32x4 = vdupq_n_f32(0.0F);
+    for (; j + kLanes <= rows.dim; j += kLanes) {
+      float32x4_t sum_f32x4 = vdupq_n_f32(0.0F);
+      for (std::size_t c = j; c < rows.dim; ++c) {
+        sum_f32x4 = vfmaq_n_f32(sum_f32x4, vld1q_f32(factor + c * rows.dim + j), value[c]);
+      }
+      squares_f32x4 = vfmaq_f32(squares_f32x4, sum_f32x4, sum_f32x4);
+    }
+    for (; j < rows.dim; ++j) {
+      float sum = 0.0F;
+      for (std::size_t c = j; c < rows.dim; ++c)
+        sum += factor[c * rows.dim + j] * value[c];
+      squares += sum * sum;
+    }
+    out[i] = std::sqrt(squares + vaddvq_f32(squares_f32x4));
+  }
+}
+
+[[nodiscard]] inline double squared_distance(const float* a, const float* b,
+                                             std::size_t n) noexcept {
+  float64x2_t sum_f64x2 = vdupq_n_f64(0.0);
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const float32x4_t a_f32x4 = vld1q_f32(a + i);
+    const float32x4_t b_f32x4 = vld1q_f32(b + i);
+    const float64x2_t low =
+        vsubq_f64(vcvt_f64_f32(vget_low_f32(a_f32x4)), vcvt_f64_f32(vget_low_f32(b_f32x4)));
+    const float64x2_t high = vsubq_f64(vcvt_high_f64_f32(a_f32x4), vcvt_high_f64_f32(b_f32x4));
+    sum_f64x2 = vfmaq_f64(vfmaq_f64(sum_f64x2, low, low), high, high);
+  }
+  return vaddvq_f64(sum_f64x2) + scalar::squared_distance(a + i, b + i, n - i);
+}
+
+[[nodiscard]] inline double sum(const float* x, std::size_t n) noexcept {
+  float64x2_t sum_f64x2 = vdupq_n_f64(0.0);
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const float32x4_t x_f32x4 = vld1q_f32(x + i);
+    sum_f64x2 = vaddq_f64(
+        sum_f64x2, vaddq_f64(vcvt_f64_f32(vget_low_f32(x_f32x4)), vcvt_high_f64_f32(x_f32x4)));
+  }
+  return vaddvq_f64(sum_f64x2) + scalar::sum(x + i, n - i);
+}
+
+[[nodiscard]] inline float max_value(const float* x, std::size_t n) noexcept {
+  float32x4_t largest_f32x4 = vdupq_n_f32(-std::numeric_limits<float>::infinity());
+  std::size_t i = 0;
+  // maxnm returns the number where one operand is a quiet NaN.
+  for (; i + kLanes <= n; i += kLanes) {
+    largest_f32x4 = vmaxnmq_f32(largest_f32x4, vld1q_f32(x + i));
+  }
+  return std::max(vmaxnmvq_f32(largest_f32x4), scalar::max_value(x + i, n - i));
+}
+
+inline void scale(float factor, std::size_t n, float* x) noexcept {
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    vst1q_f32(x + i, vmulq_n_f32(vld1q_f32(x + i), factor));
+  scalar::scale(factor, n - i, x + i);
+}
+
+/// exp for x <= 88 and -infinity, not NaN: x = k ln 2 + r, exp(r) by a polynomial of degree 6
+/// (relative error below 2e-7), scaled by 2^k. Results below the smallest normal float are 0.
+[[nodiscard]] inline float32x4_t exp_f32x4(float32x4_t x) noexcept {
+  const uint32x4_t vanishes = vcltq_f32(x, vdupq_n_f32(-87.33F));
+  const float32x4_t k = vrndnq_f32(vmulq_n_f32(x, 1.44269504F));
+  float32x4_t r = vfmsq_f32(x, k, vdupq_n_f32(0.693359375F));
+  r = vfmsq_f32(r, k, vdupq_n_f32(-2.12194440e-4F));
+  float32x4_t p = vdupq_n_f32(1.0F / 720);
+  for (const float coefficient : {1.0F / 120, 1.0F / 24, 1.0F / 6, 0.5F, 1.0F, 1.0F}) {
+    p = vfmaq_f32(vdupq_n_f32(coefficient), p, r);
+  }
+  const int32x4_t exponent_i32x4 = vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(k), vdupq_n_s32(127)), 23);
+  const float32x4_t result = vmulq_f32(p, vreinterpretq_f32_s32(exponent_i32x4));
+  return vbslq_f32(vanishes, vdupq_n_f32(0.0F), result);
+}
+
+inline double exp_shifted(float shift, std::size_t n, float* x) noexcept {
+  // Larger than the shift by more than this is left to the scalar form, which may overflow.
+  constexpr float kLargest = 80.0F;
+  if (!(shift < std::numeric_limits<float>::infinity()) || max_value(x, n) - shift > kLargest) {
+    return scalar::exp_shifted(shift, n, x);
+  }
+  float64x2_t sum_f64x2 = vdupq_n_f64(0.0);
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const float32x4_t x_f32x4 = vld1q_f32(x + i);
+    const uint32x4_t counted = vceqq_f32(x_f32x4, x_f32x4);
+    const float32x4_t e_f32x4 =
+        vbslq_f32(counted, exp_f32x4(vsubq_f32(x_f32x4, vdupq_n_f32(shift))), vdupq_n_f32(0.0F));
+    vst1q_f32(x + i, e_f32x4);
+    sum_f64x2 = vaddq_f64(
+        sum_f64x2, vaddq_f64(vcvt_f64_f32(vget_low_f32(e_f32x4)), vcvt_high_f64_f32(e_f32x4)));
+  }
+  return vaddvq_f64(sum_f64x2) + scalar::exp_shifted(shift, n - i, x + i);
+}
+
+/// Where `sample` is finite, y becomes `next`; returns how many lanes were not.
+[[nodiscard]] inline std::size_t store_finite(float32x4_t sample, float32x4_t next,
+                                              float* y) noexcept {
+  const uint32x4_t wanted =
+      vcleq_f32(vabsq_f32(sample), vdupq_n_f32(std::numeric_limits<float>::max()));
+  vst1q_f32(y, vbslq_f32(wanted, next, vld1q_f32(y)));
+  return kLanes - vaddvq_u32(vshrq_n_u32(wanted, 31));
+}
+
+inline std::size_t add(float factor, const float* x, std::size_t n, float* y) noexcept {
+  std::size_t skipped = 0;
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const float32x4_t sample = vmulq_n_f32(vld1q_f32(x + i), factor);
+    skipped += store_finite(sample, vaddq_f32(vld1q_f32(y + i), sample), y + i);
+  }
+  return skipped + scalar::add(factor, x + i, n - i, y + i);
+}
+
+inline std::size_t add_squared(float factor, const float* x, std::size_t n, float* y) noexcept {
+  std::size_t skipped = 0;
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const float32x4_t scaled = vmulq_n_f32(vld1q_f32(x + i), factor);
+    const float32x4_t sample = vmulq_f32(scaled, scaled);
+    skipped += store_finite(sample, vaddq_f32(vld1q_f32(y + i), sample), y + i);
+  }
+  return skipped + scalar::add_squared(factor, x + i, n - i, y + i);
+}
+
+inline std::size_t add_product(float factor, const float* a, const float* b, std::size_t n,
+                               float* y) noexcept {
+  std::size_t skipped = 0;
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const float32x4_t sample = vmulq_f32(vmulq_n_f32(vld1q_f32(a + i), factor), vld1q_f32(b + i));
+    skipped += store_finite(sample, vaddq_f32(vld1q_f32(y + i), sample), y + i);
+  }
+  return skipped + scalar::add_product(factor, a + i, b + i, n - i, y + i);
+}
+
+inline std::size_t take_max(float factor, const float* x, std::size_t n, float* y) noexcept {
+  std::size_t skipped = 0;
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const float32x4_t sample = vmulq_n_f32(vld1q_f32(x + i), factor);
+    skipped += store_finite(sample, vmaxq_f32(vld1q_f32(y + i), sample), y + i);
+  }
+  return skipped + scalar::take_max(factor, x + i, n - i, y + i);
+}
+
+inline std::size_t ema(float decay, const float* sample, std::size_t n, float* state) noexcept {
+  std::size_t skipped = 0;
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const float32x4_t sample_f32x4 = vld1q_f32(sample + i);
+    const float32x4_t next = vaddq_f32(vmulq_n_f32(vld1q_f32(state + i), decay),
+                                       vmulq_n_f32(sample_f32x4, 1.0F - decay));
+    const uint32x4_t tiny =
+        vcltq_f32(vabsq_f32(next), vdupq_n_f32(std::numeric_limits<float>::min()));
+    skipped += store_finite(sample_f32x4, vbslq_f32(tiny, vdupq_n_f32(0.0F), next), state + i);
+  }
+  return skipped + scalar::ema(decay, sample + i, n - i, state + i);
+}
+
+inline constexpr KernelSet kSet{Isa::kNeon,
+                                widen,
+                                row_dots,
+                                row_norms,
+                                scalar::row_variances,
+                                projected_norms,
+                                squared_distance,
+                                sum,
+                                max_value,
+                                scale,
+                                scalar::soft_cap,
+                                exp_shifted,
+                                add,
+                                add_squared,
+                                add_product,
+                                take_max,
+                                ema,
+                                scalar::average_pool,
+                                scalar::max_pool};
+
+}  // namespace kernels::neon
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_KERNELS_NEON_HPP_

@@ -1,0 +1,110 @@
+#include "kvevict/kernels/linalg.hpp"
+
+#include "kvevict/kernels/kernels.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+namespace {
+
+using namespace kvevict;
+
+std::vector<float> random_matrix(std::size_t rows, std::size_t cols, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> matrix(rows * cols);
+  for (float& x : matrix)
+    x = normal(random);
+  return matrix;
+}
+
+// || v W ||_2 by the definition, in double.
+double norm_of_product(const std::vector<float>& v, const std::vector<float>& weight,
+                       std::size_t hidden_size, std::size_t stride) {
+  double squares = 0;
+  for (std::size_t j = 0; j < hidden_size; ++j) {
+    double sum = 0;
+    for (std::size_t c = 0; c < v.size(); ++c) {
+      sum += static_cast<double>(v[c]) * static_cast<double>(weight[c * stride + j]);
+    }
+    squares += sum * sum;
+  }
+  return std::sqrt(squares);
+}
+
+double projected_norm(const std::vector<float>& factor, const std::vector<float>& v) {
+  float out = 0;
+  kernels::best().projected_norms(factor.data(), {v.data(), 0, 1, v.size(), ElementType::kF32},
+                                  &out);
+  return static_cast<double>(out);
+}
+
+TEST(GramCholesky, NormThroughTheFactorIsTheNormOfTheProduct) {
+  for (const std::size_t dim : {1U, 2U, 7U, 64U, 80U, 128U}) {
+    for (const std::size_t hidden_size : {1U, 5U, 64U, 300U}) {
+      const std::size_t stride = hidden_size + 3;
+      const auto weight = random_matrix(dim, stride, 5);
+      std::vector<float> factor(dim * dim);
+      kernels::gram_cholesky(weight.data(), dim, hidden_size, static_cast<std::ptrdiff_t>(stride),
+                             factor.data());
+      for (unsigned seed = 0; seed < 4; ++seed) {
+        const auto v = random_matrix(1, dim, 100 + seed);
+        const double expected = norm_of_product(v, weight, hidden_size, stride);
+        // hidden_size < dim makes the Gram matrix singular; the factor's columns then vanish.
+        EXPECT_NEAR(projected_norm(factor, v), expected, 5e-6 * expected + 2e-6)
+            << dim << " x " << hidden_size;
+      }
+    }
+  }
+}
+
+TEST(GramCholesky, FactorIsLowerTriangularAndFiniteForAnyRank) {
+  // Rows: zero, a, a, b: rank 2.
+  std::vector<float> weight(4 * 6, 0.0F);
+  for (std::size_t j = 0; j < 6; ++j) {
+    weight[6 + j] = weight[12 + j] = static_cast<float>(j) - 2.0F;
+    weight[18 + j] = j % 2 == 0 ? 1.0F : -1.0F;
+  }
+  std::vector<float> factor(16);
+  kernels::gram_cholesky(weight.data(), 4, 6, 6, factor.data());
+  for (std::size_t row = 0; row < 4; ++row) {
+    for (std::size_t col = 0; col < 4; ++col) {
+      EXPECT_TRUE(std::isfinite(factor[row * 4 + col]));
+      if (col > row) {
+        EXPECT_EQ(factor[row * 4 + col], 0.0F);
+      }
+    }
+  }
+  // a - a = 0 and (1, 1, -1, 0) meets zero and a - a only.
+  EXPECT_NEAR(projected_norm(factor, {1.0F, 1.0F, -1.0F, 0.0F}), 0.0, 1e-5);
+  const std::vector<float> v = {3.0F, 0.5F, 0.25F, -1.0F};
+  EXPECT_NEAR(projected_norm(factor, v), norm_of_product(v, weight, 6, 6), 1e-5);
+  std::vector<float> zero(4);
+  const std::vector<float> nothing(8, 0.0F);
+  kernels::gram_cholesky(nothing.data(), 2, 4, 4, zero.data());
+  for (const float x : zero)
+    EXPECT_EQ(x, 0.0F);
+}
+
+// Case O-32: V = identity, W_O = [[1,1,1],[1,9,1]] row-major: norms sqrt(3) and sqrt(83).
+TEST(GramCholesky, ReadsTheWeightRowMajor) {
+  const std::vector<float> weight = {1, 1, 1, 1, 9, 1};
+  std::vector<float> factor(4);
+  kernels::gram_cholesky(weight.data(), 2, 3, 3, factor.data());
+  EXPECT_NEAR(projected_norm(factor, {1.0F, 0.0F}), 1.732051, 2e-6);
+  EXPECT_NEAR(projected_norm(factor, {0.0F, 1.0F}), 9.110434, 1e-5);
+}
+
+TEST(CrossGram, HoldsTheProductsOfRows) {
+  const std::vector<float> a = {1, 2, 3, 4, 5, 6};
+  const std::vector<float> b = {1, 0, 1, 0, 2, 0};
+  std::vector<float> out(4);
+  kernels::cross_gram(a.data(), b.data(), 2, 3, 3, out.data());
+  // a0.b0 = 1 + 3, a0.b1 = 4, a1.b0 = 4 + 6, a1.b1 = 10.
+  EXPECT_EQ(out, (std::vector<float>{4, 4, 10, 10}));
+}
+
+}  // namespace

@@ -1,0 +1,523 @@
+// Every instruction set against the scalar definition and against double: odd lengths, odd
+// addresses, all element types, NaN and infinities.
+#include "kvevict/kernels/kernels.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace {
+
+using namespace kvevict;
+using kernels::Isa;
+using kernels::KernelSet;
+using kernels::RowBlock;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kGuard = -12345.0F;
+constexpr double kEpsilon = std::numeric_limits<float>::epsilon();
+
+std::vector<std::size_t> lengths() {
+  std::vector<std::size_t> all;
+  for (std::size_t n = 0; n <= 35; ++n)
+    all.push_back(n);
+  for (const std::size_t n : {63U, 64U, 65U, 127U, 128U, 129U, 1000U})
+    all.push_back(n);
+  return all;
+}
+const std::vector<std::size_t> kDims = {1,  3,  7,  8,  9,  15,  16,  17,  31,  33,
+                                        63, 65, 72, 80, 96, 100, 128, 130, 256, 600};
+
+enum class Values { kUniform, kHeavyTail, kConstant, kSpecial };
+
+std::vector<float> make(std::size_t n, Values kind, unsigned seed) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<float> uniform(-1.0F, 1.0F);
+  std::vector<float> values(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    values[i] = uniform(random);
+    if (kind == Values::kHeavyTail)
+      values[i] = std::pow(values[i], 9.0F) * 100.0F;
+    if (kind == Values::kConstant)
+      values[i] = 0.75F;
+    if (kind == Values::kSpecial && i % 5 == 2)
+      values[i] = i % 3 == 0 ? kNan : i % 3 == 1 ? kInf : -kInf;
+  }
+  return values;
+}
+
+/// Floats at an address that is `offset` bytes off any alignment, with guards behind them.
+class Placed {
+ public:
+  Placed(const std::vector<float>& values, std::size_t offset)
+      : offset_(offset), size_(values.size()), bytes_((values.size() + 17) * 4 + offset) {
+    for (std::size_t i = 0; i < size_ + 16; ++i) {
+      const float value = i < size_ ? values[i] : kGuard;
+      std::memcpy(bytes_.data() + offset_ + 4 * i, &value, 4);
+    }
+  }
+  // Kernels take float pointers of any alignment; the tests do not read through this one.
+  [[nodiscard]] float* data() { return reinterpret_cast<float*>(bytes_.data() + offset_); }
+  [[nodiscard]] std::vector<float> values() const { return read(0, size_); }
+  [[nodiscard]] bool guards_untouched() const {
+    const auto behind = read(size_, 16);
+    return std::all_of(behind.begin(), behind.end(), [](float x) { return x == kGuard; });
+  }
+
+ private:
+  [[nodiscard]] std::vector<float> read(std::size_t first, std::size_t count) const {
+    std::vector<float> values(count);
+    std::memcpy(values.data(), bytes_.data() + offset_ + 4 * first, 4 * count);
+    return values;
+  }
+  std::size_t offset_;
+  std::size_t size_;
+  std::vector<unsigned char> bytes_;
+};
+
+/// Rows of `type`, `gap` bytes between them, at an odd address for the 2-byte types.
+struct StoredRows {
+  std::vector<unsigned char> bytes;
+  RowBlock block;
+  std::vector<std::vector<float>> values;  // what the rows hold, after rounding to the type
+
+  StoredRows(std::size_t num_rows, std::size_t dim, ElementType type, Values kind, unsigned seed) {
+    const std::size_t element = element_size(type);
+    const std::size_t stride = dim * element + 6;
+    bytes.resize(num_rows * stride + 2);
+    for (std::size_t r = 0; r < num_rows; ++r) {
+      values.push_back(make(dim, kind, seed + static_cast<unsigned>(r)));
+      for (std::size_t c = 0; c < dim; ++c) {
+        float& value = values[r][c];
+        unsigned char* at = bytes.data() + 2 + r * stride + c * element;
+        if (type == ElementType::kF32) {
+          std::memcpy(at, &value, 4);
+          continue;
+        }
+        const bool f16 = type == ElementType::kF16;
+        const std::uint16_t half = f16 ? kernels::to_f16(value) : kernels::to_bf16(value);
+        std::memcpy(at, &half, 2);
+        value = f16 ? kernels::from_f16(half) : kernels::from_bf16(half);
+      }
+    }
+    block = {bytes.data() + 2, static_cast<std::ptrdiff_t>(stride), num_rows, dim, type};
+  }
+};
+
+class Kernels : public ::testing::TestWithParam<Isa> {
+ protected:
+  [[nodiscard]] const KernelSet& set() const { return kernels::get(GetParam()); }
+};
+
+std::string isa_name(const ::testing::TestParamInfo<Isa>& info) {
+  switch (info.param) {
+    case Isa::kAvx2:
+      return "Avx2";
+    case Isa::kAvx512:
+      return "Avx512";
+    case Isa::kNeon:
+      return "Neon";
+    case Isa::kScalar:
+      break;
+  }
+  return "Scalar";
+}
+std::vector<Isa> available() {
+  std::vector<Isa> all;
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kNeon}) {
+    if (kernels::is_available(isa))
+      all.push_back(isa);
+  }
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Every, Kernels, ::testing::ValuesIn(available()), isa_name);
+
+constexpr ElementType kTypes[] = {ElementType::kF32, ElementType::kF16, ElementType::kBF16};
+
+TEST_P(Kernels, SetSaysWhichItIs) {
+  EXPECT_EQ(set().isa, GetParam());
+}
+
+TEST_P(Kernels, RowDotsMatchDoubleForEveryDimTypeAndCount) {
+  for (const ElementType type : kTypes) {
+    for (const std::size_t dim : kDims) {
+      for (const std::size_t num_rows : {1U, 4U, 7U}) {
+        for (const std::size_t num_queries : {1U, 4U, 6U}) {
+          const StoredRows rows(num_rows, dim, type, Values::kUniform, 7);
+          const std::vector<float> queries = make(num_queries * (dim + 3), Values::kUniform, 3);
+          std::vector<float> out(num_queries * (num_rows + 2), kGuard);
+          set().row_dots(queries.data(), num_queries, static_cast<std::ptrdiff_t>(dim + 3),
+                         rows.block, out.data(), static_cast<std::ptrdiff_t>(num_rows + 2));
+          for (std::size_t q = 0; q < num_queries; ++q) {
+            for (std::size_t r = 0; r < num_rows; ++r) {
+              double sum = 0;
+              double magnitude = 0;
+              for (std::size_t c = 0; c < dim; ++c) {
+                const double term = static_cast<double>(queries[q * (dim + 3) + c]) *
+                                    static_cast<double>(rows.values[r][c]);
+                sum += term;
+                magnitude += std::abs(term);
+              }
+              // At most dim roundings of partial sums that never exceed the magnitudes' sum.
+              EXPECT_NEAR(static_cast<double>(out[q * (num_rows + 2) + r]), sum,
+                          static_cast<double>(dim) * kEpsilon * magnitude)
+                  << "dim " << dim << " type " << static_cast<int>(type);
+            }
+            EXPECT_EQ(out[q * (num_rows + 2) + num_rows], kGuard);
+          }
+        }
+      }
+    }
+  }
+}
+
+// The view's layout must not change a mask, so a row's product may depend on the row alone.
+TEST_P(Kernels, RowDotsOfARowDoNotDependOnNeighboursTypeOrQueries) {
+  for (const std::size_t dim : kDims) {
+    // Values that all three types hold exactly.
+    std::vector<float> row(dim);
+    for (std::size_t c = 0; c < dim; ++c)
+      row[c] = static_cast<float>(c % 13) / 8.0F - 0.75F;
+    const std::vector<float> queries = make(5 * dim, Values::kUniform, 11);
+    float alone = 0;
+    set().row_dots(queries.data() + 4 * dim, 1, static_cast<std::ptrdiff_t>(dim),
+                   {row.data(), 0, 1, dim, ElementType::kF32}, &alone, 1);
+    for (const ElementType type : kTypes) {
+      std::vector<std::uint16_t> halves(dim);
+      for (std::size_t c = 0; c < dim; ++c) {
+        halves[c] = type == ElementType::kF16 ? kernels::to_f16(row[c]) : kernels::to_bf16(row[c]);
+      }
+      const void* data = type == ElementType::kF32 ? static_cast<const void*>(row.data())
+                                                   : static_cast<const void*>(halves.data());
+      std::vector<float> out(5 * 6);
+      set().row_dots(queries.data(), 5, static_cast<std::ptrdiff_t>(dim), {data, 0, 6, dim, type},
+                     out.data(), 6);
+      for (std::size_t r = 0; r < 6; ++r)
+        EXPECT_EQ(out[4 * 6 + r], alone) << "dim " << dim;
+    }
+  }
+}
+
+TEST_P(Kernels, WidenIsExactAndWritesNothingBehind) {
+  for (const ElementType type : kTypes) {
+    for (const std::size_t n : lengths()) {
+      const StoredRows rows(1, n, type, Values::kSpecial, 5);
+      std::vector<float> out(n + 8, kGuard);
+      set().widen(rows.block.data, type, n, out.data());
+      for (std::size_t i = 0; i < n; ++i) {
+        if (std::isnan(rows.values[0][i])) {
+          EXPECT_TRUE(std::isnan(out[i]));
+        } else {
+          EXPECT_EQ(out[i], rows.values[0][i]);
+        }
+      }
+      for (std::size_t i = n; i < n + 8; ++i)
+        EXPECT_EQ(out[i], kGuard);
+    }
+  }
+}
+
+TEST_P(Kernels, RowNormsAndVariancesMatchDouble) {
+  for (const ElementType type : kTypes) {
+    for (const std::size_t dim : kDims) {
+      for (const Values kind : {Values::kUniform, Values::kHeavyTail, Values::kConstant}) {
+        const StoredRows rows(5, dim, type, kind, 23);
+        std::vector<float> norms(6, kGuard);
+        std::vector<float> variances(6, kGuard);
+        set().row_norms(rows.block, norms.data());
+        set().row_variances(rows.block, variances.data());
+        for (std::size_t r = 0; r < 5; ++r) {
+          double squares = 0;
+          double mean = 0;
+          for (const float x : rows.values[r]) {
+            squares += static_cast<double>(x) * static_cast<double>(x);
+            mean += static_cast<double>(x) / static_cast<double>(dim);
+          }
+          double variance = 0;
+          for (const float x : rows.values[r]) {
+            variance += (static_cast<double>(x) - mean) * (static_cast<double>(x) - mean);
+          }
+          variance = dim > 1 ? variance / static_cast<double>(dim - 1) : 0;
+          const double norm = std::sqrt(squares);
+          EXPECT_NEAR(static_cast<double>(norms[r]), norm, 2 * kEpsilon * norm);
+          EXPECT_NEAR(static_cast<double>(variances[r]), variance,
+                      2 * kEpsilon * variance + 1e-12 * squares);
+        }
+        EXPECT_EQ(norms[5], kGuard);
+        EXPECT_EQ(variances[5], kGuard);
+      }
+    }
+  }
+}
+
+// Case O-31: a tail that is dropped gives norm 0 for both slots.
+TEST_P(Kernels, LastChannelCounts) {
+  for (const std::size_t dim : kDims) {
+    std::vector<float> rows(2 * dim, 0.0F);
+    rows[dim - 1] = 1.0F;
+    rows[2 * dim - 1] = 2.0F;
+    std::vector<float> norms(2);
+    set().row_norms({rows.data(), static_cast<std::ptrdiff_t>(4 * dim), 2, dim, ElementType::kF32},
+                    norms.data());
+    EXPECT_EQ(norms[0], 1.0F) << dim;
+    EXPECT_EQ(norms[1], 2.0F) << dim;
+  }
+}
+
+// Case O-14: the square of 800 does not fit in a half.
+TEST_P(Kernels, HalfPrecisionRowsDoNotOverflow) {
+  const std::uint16_t row[2] = {kernels::to_f16(600.0F), kernels::to_f16(800.0F)};
+  float norm = 0;
+  set().row_norms({row, 4, 1, 2, ElementType::kF16}, &norm);
+  EXPECT_EQ(norm, 1000.0F);
+  float wide[2];
+  set().widen(row, ElementType::kF16, 2, wide);
+  const float zero[2] = {0.0F, 0.0F};
+  EXPECT_EQ(set().squared_distance(wide, zero, 2), 1e6);
+}
+
+TEST_P(Kernels, ProjectedNormsMatchDouble) {
+  for (const ElementType type : kTypes) {
+    for (const std::size_t dim : kDims) {
+      const StoredRows rows(11, dim, type, Values::kUniform, 31);
+      std::vector<float> factor = make(dim * dim, Values::kUniform, 37);
+      for (std::size_t row = 0; row < dim; ++row) {
+        for (std::size_t col = row + 1; col < dim; ++col)
+          factor[row * dim + col] = 0.0F;
+      }
+      std::vector<float> out(12, kGuard);
+      set().projected_norms(factor.data(), rows.block, out.data());
+      for (std::size_t r = 0; r < 11; ++r) {
+        double squares = 0;
+        for (std::size_t j = 0; j < dim; ++j) {
+          double sum = 0;
+          for (std::size_t c = j; c < dim; ++c) {
+            sum +=
+                static_cast<double>(factor[c * dim + j]) * static_cast<double>(rows.values[r][c]);
+          }
+          squares += sum * sum;
+        }
+        EXPECT_NEAR(static_cast<double>(out[r]), std::sqrt(squares), 4e-6 * std::sqrt(squares))
+            << dim;
+      }
+      EXPECT_EQ(out[11], kGuard);
+    }
+  }
+}
+
+TEST_P(Kernels, SumsAndDistancesMatchDouble) {
+  for (const std::size_t n : lengths()) {
+    for (const std::size_t offset : {0U, 1U, 4U, 13U}) {
+      Placed a(make(n, Values::kHeavyTail, 41), offset);
+      Placed b(make(n, Values::kUniform, 43), offset);
+      double sum = 0;
+      double distance = 0;
+      double magnitude = 0;
+      for (std::size_t i = 0; i < n; ++i) {
+        const double x = a.values()[i];
+        const double d = x - static_cast<double>(b.values()[i]);
+        sum += x;
+        magnitude += std::abs(x);
+        distance += d * d;
+      }
+      EXPECT_NEAR(set().sum(a.data(), n), sum, 1e-13 * magnitude);
+      EXPECT_NEAR(set().squared_distance(a.data(), b.data(), n), distance, 1e-13 * distance);
+    }
+  }
+}
+
+// Case O-09: x86's max is not symmetric in NaN; every place must give the same.
+TEST_P(Kernels, MaxValueIgnoresNanAtEveryPlace) {
+  for (std::size_t n = 1; n <= 40; ++n) {
+    for (std::size_t at = 0; at < n; ++at) {
+      std::vector<float> ramp(n);
+      for (std::size_t i = 0; i < n; ++i)
+        ramp[i] = static_cast<float>(i) - 20.0F;
+      ramp[at] = kNan;
+      float expected = -kInf;
+      for (const float x : ramp)
+        expected = std::isnan(x) ? expected : std::max(expected, x);
+      EXPECT_EQ(set().max_value(ramp.data(), n), expected);
+    }
+  }
+  EXPECT_EQ(set().max_value(nullptr, 0), -kInf);
+}
+
+TEST_P(Kernels, MaxPoolIgnoresNanAtEveryPlace) {
+  for (const std::size_t kernel : {1U, 3U, 7U, 63U}) {
+    for (std::size_t n = 1; n <= 40; ++n) {
+      for (std::size_t at = 0; at < n; ++at) {
+        std::vector<float> ramp(n);
+        for (std::size_t i = 0; i < n; ++i)
+          ramp[i] = static_cast<float>(i * 7 % 11);
+        ramp[at] = kNan;
+        std::vector<float> out(n + 4, kGuard);
+        set().max_pool(ramp.data(), n, kernel, out.data());
+        for (std::size_t i = 0; i < n; ++i) {
+          float expected = kNan;
+          for (std::size_t j = 0; j < n; ++j) {
+            const bool under = j + kernel / 2 >= i && j <= i + kernel / 2;
+            if (under && !std::isnan(ramp[j]) && !(ramp[j] <= expected))
+              expected = ramp[j];
+          }
+          if (std::isnan(expected)) {
+            EXPECT_TRUE(std::isnan(out[i]));
+          } else {
+            EXPECT_EQ(out[i], expected) << "n " << n << " kernel " << kernel << " at " << at;
+          }
+        }
+        for (std::size_t i = n; i < n + 4; ++i)
+          EXPECT_EQ(out[i], kGuard);
+      }
+    }
+  }
+}
+
+// policies.md 3.1 (b): s = (.30,.02,.02,.25,.02,.24), kernel 3.
+TEST_P(Kernels, AveragePoolCountsTheEdgeAsToldTo) {
+  const std::vector<float> s = {.30F, .02F, .02F, .25F, .02F, .24F};
+  std::vector<float> out(6);
+  set().average_pool(s.data(), 6, 3, kernels::PoolEdge::kZeroCounted, out.data());
+  const double counted[] = {.32 / 3, .34 / 3, .29 / 3, .29 / 3, .51 / 3, .26 / 3};
+  for (std::size_t i = 0; i < 6; ++i) {
+    EXPECT_NEAR(static_cast<double>(out[i]), counted[i], 1e-7);
+  }
+  set().average_pool(s.data(), 6, 3, kernels::PoolEdge::kShrink, out.data());
+  EXPECT_NEAR(static_cast<double>(out[0]), .16, 1e-7);
+  EXPECT_NEAR(static_cast<double>(out[5]), .13, 1e-7);
+  // One infinity reaches its neighbours and nobody else.
+  const std::vector<float> spiked = {1.0F, kInf, 1.0F, 1.0F, 1.0F};
+  set().average_pool(spiked.data(), 5, 3, kernels::PoolEdge::kShrink, out.data());
+  EXPECT_EQ(out[2], kInf);
+  EXPECT_EQ(out[3], 1.0F);
+}
+
+TEST_P(Kernels, ExpShiftedMatchesDoubleAndSums) {
+  for (const std::size_t n : lengths()) {
+    std::vector<float> logits = make(n, Values::kUniform, 47);
+    for (float& x : logits)
+      x *= 60.0F;
+    Placed x(logits, 4);
+    const float shift = set().max_value(logits.data(), n);
+    const double total = set().exp_shifted(n == 0 ? 0.0F : shift, n, x.data());
+    double expected_total = 0;
+    const auto values = x.values();
+    for (std::size_t i = 0; i < n; ++i) {
+      const double expected = std::exp(static_cast<double>(logits[i] - shift));
+      expected_total += expected;
+      // 4 ulp, and nothing asked of what is below the normal floats.
+      EXPECT_NEAR(static_cast<double>(values[i]), expected, 4 * kEpsilon * expected + 2e-38);
+    }
+    EXPECT_NEAR(total, expected_total, 4 * kEpsilon * expected_total);
+    EXPECT_TRUE(x.guards_untouched());
+  }
+}
+
+TEST_P(Kernels, ExpShiftedDefinesNanAndInfinity) {
+  for (const std::size_t n : {5U, 37U}) {
+    std::vector<float> x(n, -1.0F);
+    x[1] = kNan;
+    x[2] = -kInf;
+    x[n - 1] = 0.0F;
+    set().exp_shifted(0.0F, n, x.data());
+    EXPECT_EQ(x[1], 0.0F);
+    EXPECT_EQ(x[2], 0.0F);
+    EXPECT_EQ(x[n - 1], 1.0F);
+    std::vector<float> top(n, 3.0F);
+    top[3] = kInf;
+    EXPECT_EQ(set().exp_shifted(kInf, n, top.data()), 1.0);
+    EXPECT_EQ(top[3], 1.0F);
+    EXPECT_EQ(top[0], 0.0F);
+    std::vector<float> large(n, 200.0F);
+    EXPECT_EQ(set().exp_shifted(0.0F, n, large.data()), static_cast<double>(kInf));
+  }
+}
+
+TEST_P(Kernels, ScaleAndSoftCapMatchTheirFormulas) {
+  for (const std::size_t n : lengths()) {
+    const auto values = make(n, Values::kHeavyTail, 53);
+    Placed scaled(values, 1);
+    Placed capped(values, 4);
+    set().scale(0.3F, n, scaled.data());
+    set().soft_cap(30.0F, n, capped.data());
+    for (std::size_t i = 0; i < n; ++i) {
+      EXPECT_EQ(scaled.values()[i], 0.3F * values[i]);
+      const double expected = 30.0 * std::tanh(static_cast<double>(values[i]) / 30.0);
+      EXPECT_NEAR(static_cast<double>(capped.values()[i]), expected,
+                  4 * kEpsilon * std::abs(expected) + 1e-30);
+    }
+    EXPECT_TRUE(scaled.guards_untouched());
+    EXPECT_TRUE(capped.guards_untouched());
+  }
+}
+
+// Rule R19: a sample that is not finite changes nothing and is counted.
+TEST_P(Kernels, AccumulatorsEqualScalarAndSkipWhatIsNotFinite) {
+  const KernelSet& scalar = kernels::get(Isa::kScalar);
+  for (const std::size_t n : lengths()) {
+    for (const Values kind : {Values::kUniform, Values::kHeavyTail, Values::kSpecial}) {
+      for (const std::size_t offset : {0U, 1U, 12U}) {
+        Placed x(make(n, kind, 59), offset);
+        Placed other(make(n, kind, 61), offset);
+        std::size_t expected_skips = 0;
+        const auto sample = x.values();
+        for (const float value : sample)
+          expected_skips += std::isfinite(value) ? 0 : 1;
+        const auto run = [&](auto&& call, bool skips_are_of_x) {
+          Placed ours(make(n, Values::kUniform, 67), offset);
+          Placed theirs(make(n, Values::kUniform, 67), offset);
+          const std::size_t skipped = call(set(), ours.data());
+          EXPECT_EQ(skipped, call(scalar, theirs.data()));
+          if (skips_are_of_x) {
+            EXPECT_EQ(skipped, expected_skips);
+          }
+          for (std::size_t i = 0; i < n; ++i) {
+            const double mine = ours.values()[i];
+            const double right = theirs.values()[i];
+            EXPECT_TRUE(std::isfinite(mine));
+            // Two roundings at most, of a contracted product on one side.
+            EXPECT_NEAR(mine, right, 4 * kEpsilon * std::max(1.0, std::abs(right)));
+          }
+          EXPECT_TRUE(ours.guards_untouched());
+        };
+        run([&](const KernelSet& k, float* y) { return k.add(0.25F, x.data(), n, y); }, true);
+        run([&](const KernelSet& k, float* y) { return k.add_squared(0.25F, x.data(), n, y); },
+            true);
+        run([&](const KernelSet& k, float* y) { return k.take_max(0.25F, x.data(), n, y); }, true);
+        run([&](const KernelSet& k, float* y) { return k.ema(0.9F, x.data(), n, y); }, true);
+        run([&](const KernelSet& k,
+                float* y) { return k.add_product(0.5F, x.data(), other.data(), n, y); },
+            false);
+      }
+    }
+  }
+}
+
+TEST_P(Kernels, SquareThatOverflowsIsSkipped) {
+  std::vector<float> x(19, 1.0F);
+  x[17] = 1e30F;
+  std::vector<float> y(19, 0.0F);
+  EXPECT_EQ(set().add_squared(1.0F, x.data(), 19, y.data()), 1U);
+  EXPECT_EQ(y[17], 0.0F);
+  EXPECT_EQ(y[18], 1.0F);
+}
+
+// Case O-18: a decayed score must not become subnormal, where arithmetic is many times slower.
+TEST_P(Kernels, EmaFlushesSubnormalsToZero) {
+  std::vector<float> state(40, 2e-38F);
+  const std::vector<float> zero(40, 0.0F);
+  for (int step = 0; step < 3; ++step)
+    set().ema(0.5F, zero.data(), 40, state.data());
+  for (const float value : state)
+    EXPECT_EQ(value, 0.0F);
+}
+
+}  // namespace
