@@ -212,8 +212,8 @@ class GgufFile {
     if (version != 2 && version != 3) {
       fail("GGUF version " + std::to_string(version) + " is not supported (2 and 3 are)");
     }
-    // The smallest tensor entry has 24 bytes (no name, no dimension), the smallest pair 13.
-    const std::uint64_t num_tensors = next_count(24, "tensors");
+    // The smallest tensor entry has 32 bytes (no name, one dimension), the smallest pair 13.
+    const std::uint64_t num_tensors = next_count(32, "tensors");
     const std::uint64_t num_pairs = next_count(13, "metadata pairs");
     for (std::uint64_t i = 0; i < num_pairs; ++i)
       read_pair();
@@ -316,7 +316,9 @@ class GgufFile {
     return text;
   }
 
-  enum ValueType : std::uint32_t { kString = 8, kArray = 9 };
+  static constexpr std::uint32_t kString = 8;
+  static constexpr std::uint32_t kArray = 9;
+  // What a value of a scalar type takes; 0 for strings, arrays and unknown types.
   static constexpr std::size_t scalar_bytes(std::uint32_t type) noexcept {
     constexpr std::array<std::size_t, 13> kBytes{1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
     return type < kBytes.size() ? kBytes[type] : 0;
@@ -420,8 +422,11 @@ class GgufFile {
     const auto* known = std::find_if(kTensorTypes.begin(), kTensorTypes.end(),
                                      [&](const TensorType& t) { return t.id == type; });
     if (known == kTensorTypes.end()) {
+      std::string names;
+      for (const TensorType& t : kTensorTypes)
+        names.append(" ").append(t.name);
       fail("tensor " + tensor.name + " has the unknown type " + std::to_string(type) +
-           " (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K and Q6_K are known)");
+           ", not one of" + names);
     }
     tensor.type = known;
     if (tensor.cols % known->block_size != 0) {

@@ -194,23 +194,25 @@ class Model {
     c.vocabulary_size = file.tensor("token_embd.weight").rows;
     c.rms_epsilon =
         static_cast<float>(file.get<double>(prefix + "attention.layer_norm_rms_epsilon"));
+    const auto* tokens = file.find<std::vector<std::string>>("tokenizer.ggml.tokens");
+    if (tokens != nullptr && tokens->size() > c.vocabulary_size) {
+      file.fail("there are " + std::to_string(tokens->size()) + " tokens but only " +
+                std::to_string(c.vocabulary_size) + " embeddings");
+    }
     if (c.num_q_heads % c.num_kv_heads != 0) {
       file.fail("the number of query heads is not a multiple of the number of KV heads");
     }
     if (count_or("attention.value_length", c.head_dim) != c.head_dim) {
       file.fail("keys and values of different sizes are not supported");
     }
+    c.rope_dim = count_or("rope.dimension_count", c.head_dim);
     read_rope(file, prefix, c);
     return c;
   }
 
   static void read_rope(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     c.rope_pairing = c.architecture == "qwen2" ? RopePairing::kHalf : RopePairing::kInterleaved;
-    c.rope_dim = c.head_dim;
-    if (file.find<std::int64_t>(prefix + "rope.dimension_count") != nullptr) {
-      c.rope_dim = file.get_count(prefix + "rope.dimension_count");
-    }
-    if (c.rope_dim % 2 != 0 || c.rope_dim == 0 || c.rope_dim > c.head_dim) {
+    if (c.rope_dim % 2 != 0 || c.rope_dim > c.head_dim) {
       file.fail("RoPE of " + std::to_string(c.rope_dim) + " channels does not fit heads of " +
                 std::to_string(c.head_dim));
     }
@@ -226,6 +228,8 @@ class Model {
     if (file.has_tensor("rope_freqs.weight"))
       factors = read_vector(file, {{"rope_freqs.weight", half}});
     const double base = file.get_or<double>(prefix + "rope.freq_base", 10000.0);
+    if (!(base > 0.0) || !(scaling > 0.0))
+      file.fail("RoPE's base or scaling is not positive");
     for (std::size_t i = 0; i < half; ++i) {
       const double exponent = 2.0 * static_cast<double>(i) / static_cast<double>(c.rope_dim);
       const double factor = double{factors[static_cast<Eigen::Index>(i)]};

@@ -191,6 +191,8 @@ class Transformer {
   // ones that stay in the nearest cache for one token, large ones to amortise the packing of x.
   void linear(const Matrix& x, const WeightMatrix& weight, Matrix& out) {
     out.resize(x.rows(), index(weight.rows()));
+    if (x.rows() == 0)
+      return;  // nobody wants logits
     const std::size_t tile_floats = x.rows() == 1 ? 1U << 13U : 1U << 18U;
     const std::size_t tile_rows = std::max<std::size_t>(tile_floats / weight.cols(), 1);
     pool_.for_ranges(

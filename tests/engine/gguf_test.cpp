@@ -330,8 +330,8 @@ TEST(BadGguf, Tensors) {
   EXPECT_EQ(error_of_tensor({std::uint64_t{1} << 32U, std::uint64_t{1} << 32U}, 0, 0),
             "test.gguf: tensor t has an impossible size (dimension 0 is 4294967296)");
   EXPECT_EQ(error_of_tensor({4}, 13, 0),
-            "test.gguf: tensor t has the unknown type 13 "
-            "(F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K and Q6_K are known)");
+            "test.gguf: tensor t has the unknown type 13, not one of F32 F16 Q4_0 Q4_1 Q8_0 Q4_K "
+            "Q6_K BF16");
   EXPECT_EQ(error_of_tensor({16}, 8, 0),
             "test.gguf: tensor t has rows of 16 elements, not a "
             "multiple of its type's block of 32");

@@ -487,6 +487,7 @@ TEST(Forward, RefusesWhatMakesNoSense) {
   EXPECT_THROW(transformer.forward(std::vector<Token>{1}, cache, 2), std::invalid_argument);
   EXPECT_EQ(cache.longest_lane(), 0U);
   EXPECT_EQ(cache.next_position(), 0);
+  EXPECT_EQ(transformer.forward(std::vector<Token>{1}, cache, 0).rows(), 0);
 }
 
 TEST(Model, QuantisedWeightsAreTheFloatsTheyStandFor) {
@@ -578,6 +579,12 @@ TEST(BadModel, SaysWhatIsWrong) {
   GgufBuilder yarn = model.builder();
   yarn.text("llama.rope.scaling.type", "yarn");
   EXPECT_EQ(error(yarn), "test.gguf: RoPE scaling yarn is not supported (linear and factors are)");
+  other = model;
+  other.rope_base = 0.0F;
+  EXPECT_EQ(error(other.builder()), "test.gguf: RoPE's base or scaling is not positive");
+  GgufBuilder tokens = model.builder();
+  tokens.texts("tokenizer.ggml.tokens", std::vector<std::string>(14, "x"));
+  EXPECT_EQ(error(tokens), "test.gguf: there are 14 tokens but only 13 embeddings");
   GgufBuilder values = model.builder();
   values.number("llama.attention.value_length", 8);
   EXPECT_EQ(error(values), "test.gguf: keys and values of different sizes are not supported");

@@ -1,6 +1,7 @@
 #ifndef KVEVICT_SELECTION_TOP_K_HPP_
 #define KVEVICT_SELECTION_TOP_K_HPP_
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
@@ -41,6 +42,20 @@ void for_each_bit(std::span<const std::uint64_t> bits, Visit&& visit) {
   return count;
 }
 
+/// Calls visit(word_index, candidate bits, keys) for every 64 slots of a lane that hold a
+/// candidate; key b belongs to bit b. A loop of its own for the keys, so that it vectorises.
+template <class Visit>
+void for_each_key_word(const ScoredLane& lane, Visit&& visit) {
+  std::array<std::uint32_t, 64> keys{};
+  for (std::size_t w = 0; w < lane.candidates.size(); ++w) {
+    if (lane.candidates[w] == 0) continue;
+    const float* scores = lane.scores.data() + w * 64;
+    const std::size_t count = std::min<std::size_t>(64, lane.scores.size() - w * 64);
+    for (std::size_t b = 0; b < count; ++b) keys[b] = kernels::order_key(scores[b]);
+    visit(w, lane.candidates[w], keys);
+  }
+}
+
 // The largest key of which at least `quota` >= 1 candidates are equal or larger, found digit by
 // digit: three histograms instead of a sort. `ties` becomes how many of that key are wanted.
 inline std::uint32_t threshold_key(std::span<const ScoredLane> lanes, std::size_t quota,
@@ -53,19 +68,37 @@ inline std::uint32_t threshold_key(std::span<const ScoredLane> lanes, std::size_
   std::uint32_t prefix = 0;
   std::uint32_t prefix_mask = 0;
   for (const Digit digit : kDigits) {
-    std::array<std::size_t, 2048> histogram{};
+    // Two histograms in turn: scores crowd in few bins, and a bin is slow to increment twice
+    // in a row.
+    std::array<std::array<std::uint64_t, 2048>, 2> histogram{};
+    const std::uint32_t digit_mask = (1U << digit.bits) - 1;
     for (const ScoredLane& lane : lanes) {
-      for_each_bit(lane.candidates, [&](std::size_t slot) {
-        const std::uint32_t key = kernels::order_key(lane.scores[slot]);
-        if ((key & prefix_mask) == prefix) {
-          ++histogram[key >> digit.shift & ((1U << digit.bits) - 1)];
+      for_each_key_word(lane, [&](std::size_t, std::uint64_t bits, const auto& keys) {
+        if (bits == ~std::uint64_t{0} && prefix_mask == 0) {
+          for (std::size_t b = 0; b < 64; b += 2) {
+            ++histogram[0][keys[b] >> digit.shift & digit_mask];
+            ++histogram[1][keys[b + 1] >> digit.shift & digit_mask];
+          }
+          return;
+        }
+        std::uint64_t matching = 0;
+        for (std::size_t b = 0; b < 64; ++b) {
+          matching |= std::uint64_t{(keys[b] & prefix_mask) == prefix} << b;
+        }
+        for (matching &= bits; matching != 0; matching &= matching - 1) {
+          const auto b = static_cast<std::size_t>(std::countr_zero(matching));
+          ++histogram[0][keys[b] >> digit.shift & digit_mask];
         }
       });
     }
-    std::uint32_t bin = (1U << digit.bits) - 1;
-    for (; histogram[bin] < quota; --bin) quota -= histogram[bin];
+    std::uint32_t bin = digit_mask;
+    for (;; --bin) {
+      const std::uint64_t count = histogram[0][bin] + histogram[1][bin];
+      if (count >= quota) break;
+      quota -= static_cast<std::size_t>(count);
+    }
     prefix |= bin << digit.shift;
-    prefix_mask |= ((1U << digit.bits) - 1) << digit.shift;
+    prefix_mask |= digit_mask << digit.shift;
   }
   ties = quota;
   return prefix;
@@ -90,11 +123,17 @@ inline void select_top_k(std::span<const ScoredLane> lanes, std::size_t quota) n
   std::size_t ties = 0;
   const std::uint32_t threshold = detail::threshold_key(lanes, quota, ties);
   for (const ScoredLane& lane : lanes) {
-    detail::for_each_bit(lane.candidates, [&](std::size_t slot) {
-      const std::uint32_t key = kernels::order_key(lane.scores[slot]);
-      if (key < threshold || (key == threshold && ties == 0)) return;
-      if (key == threshold) --ties;
-      lane.keep[slot / 64] |= std::uint64_t{1} << (slot % 64);
+    detail::for_each_key_word(lane, [&](std::size_t w, std::uint64_t bits, const auto& keys) {
+      std::uint64_t above = 0;
+      std::uint64_t equal = 0;
+      for (std::size_t b = 0; b < 64; ++b) {
+        above |= std::uint64_t{keys[b] > threshold} << b;
+        equal |= std::uint64_t{keys[b] == threshold} << b;
+      }
+      lane.keep[w] |= above & bits;
+      for (equal &= bits; equal != 0 && ties > 0; equal &= equal - 1, --ties) {
+        lane.keep[w] |= equal & (~equal + 1);  // the lowest slot first
+      }
     });
   }
 }

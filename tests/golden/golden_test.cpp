@@ -1,0 +1,133 @@
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "golden/selection_cases.hpp"
+#include "golden/streaming_llm_cases.hpp"
+#include "support/golden.hpp"
+
+#if __has_include("golden/epikv_cases.hpp")
+#include "golden/epikv_cases.hpp"
+#endif
+#if __has_include("golden/h2o_cases.hpp")
+#include "golden/h2o_cases.hpp"
+#endif
+#if __has_include("golden/inertiakv_cases.hpp")
+#include "golden/inertiakv_cases.hpp"
+#endif
+#if __has_include("golden/laprox_cases.hpp")
+#include "golden/laprox_cases.hpp"
+#endif
+#if __has_include("golden/snapkv_cases.hpp")
+#include "golden/snapkv_cases.hpp"
+#endif
+
+// The library against numbers that independent implementations computed. Any folder of such files
+// can be compared: KVEVICT_GOLDEN_DIR in the environment names it.
+namespace kvevict_test {
+namespace {
+
+/// Who runs a case, by its `text policy`.
+const std::map<std::string, GoldenDriver>& drivers() {
+  static const std::map<std::string, GoldenDriver> map = {
+      {"streaming_llm", run_streaming_llm},
+      {"selection_topk", run_selection_topk},
+      {"selection_global", run_selection_global},
+#if __has_include("golden/epikv_cases.hpp")
+      {"epikv", run_epikv},
+#endif
+#if __has_include("golden/h2o_cases.hpp")
+      {"h2o", run_h2o},
+#endif
+#if __has_include("golden/inertiakv_cases.hpp")
+      {"inertiakv", run_inertiakv},
+      {"ema", run_ema},
+      {"inertiakv_budget", run_inertiakv_budget},
+#endif
+#if __has_include("golden/laprox_cases.hpp")
+      {"laprox", run_laprox},
+#endif
+#if __has_include("golden/snapkv_cases.hpp")
+      {"snapkv", run_snapkv},
+#endif
+  };
+  return map;
+}
+
+/// Cases of a real model: its forward pass, or the tokenizer that comes with it.
+bool needs_model(const GoldenCase& golden) {
+  return golden.has("model") || (!golden.has("policy") && golden.has("text_0"));
+}
+
+std::vector<std::string> golden_files(const std::string& folder) {
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    if (entry.is_regular_file() && entry.path().extension() == ".txt") {
+      files.push_back(entry.path().string());
+    }
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+/// What was compared of one kind.
+struct Tally {
+  std::size_t cases = 0;
+  std::size_t records = 0;
+  double largest_deviation = 0;
+};
+
+TEST(Golden, AllCasesOfTheFolder) {
+  const char* environment = std::getenv("KVEVICT_GOLDEN_DIR");
+  const std::string folder = environment != nullptr ? environment : KVEVICT_GOLDEN_DIR;
+  const std::vector<std::string> files = golden_files(folder);
+  ASSERT_FALSE(files.empty()) << "no *.txt under " << folder;
+  std::map<std::string, Tally> tallies;
+  std::size_t skipped = 0;
+  for (const std::string& path : files) {
+    try {
+      const GoldenCase golden = GoldenCase::read(path);
+      if (needs_model(golden)) {
+        std::printf("skipped %s: runs a model, which this build does not do\n", path.c_str());
+        ++skipped;
+        continue;
+      }
+      const auto driver = drivers().find(golden.text("policy"));
+      if (driver == drivers().end()) {
+        ADD_FAILURE() << path << ": nothing here understands policy " << golden.text("policy");
+        continue;
+      }
+      GoldenReport report(golden);
+      driver->second(golden, report);
+      if (report.records() == 0) ADD_FAILURE() << path << ": nothing was compared";
+      Tally& tally = tallies[driver->first];
+      ++tally.cases;
+      tally.records += report.records();
+      tally.largest_deviation = std::max(tally.largest_deviation, report.largest_deviation());
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << error.what() << " (" << path << ')';
+    }
+  }
+  Tally sum;
+  for (const auto& [policy, tally] : tallies) {
+    std::printf("%-18s %3zu cases %6zu records, largest deviation %.1e of the largest score\n",
+                policy.c_str(), tally.cases, tally.records, tally.largest_deviation);
+    sum.cases += tally.cases;
+    sum.records += tally.records;
+  }
+  std::printf("%zu cases and %zu records compared, %zu skipped, in %s\n", sum.cases, sum.records,
+              skipped, folder.c_str());
+  if (sum.cases == 0 && skipped > 0) GTEST_SKIP() << "only cases that run a model";
+  EXPECT_GT(sum.cases, 0U);
+}
+
+}  // namespace
+}  // namespace kvevict_test
