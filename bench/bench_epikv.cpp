@@ -73,18 +73,21 @@ void heap_step(benchmark::State& state, std::size_t budget) {
   };
   while (!step()) {
   }
-  for (auto _ : state) benchmark::DoNotOptimize(step());
+  for (auto _ : state)
+    benchmark::DoNotOptimize(step());
 }
 
 void mask_step(benchmark::State& state, std::size_t budget) {
   EpiKV policy = make_policy(budget);
   Feeder feeder;
-  for (std::size_t n = kPrompt; n < budget; ++n) feeder.step(policy);
+  for (std::size_t n = kPrompt; n < budget; ++n)
+    feeder.step(policy);
   // Selection asks a view for lengths only, so no K and V are needed.
   const kvevict::views::ContiguousView view(kShape, {}, {}, budget + 1);
   for (auto _ : state) {
     feeder.step(policy);
-    if (policy.should_evict()) policy.apply(policy.select(view));
+    if (policy.should_evict())
+      policy.apply(policy.select(view));
   }
 }
 
@@ -96,7 +99,8 @@ void naive_step(benchmark::State& state, std::size_t budget) {
     feeder.step(scorer);
     scores.push_back(scorer.method().scores().back());
   };
-  while (scores.size() + kPrompt < budget) step();
+  while (scores.size() + kPrompt < budget)
+    step();
   for (auto _ : state) {
     step();
     scores.erase(std::min_element(scores.begin(), scores.end() - kRecency));
@@ -108,11 +112,10 @@ void naive_step(benchmark::State& state, std::size_t budget) {
   const std::string isa = kvevict_bench::isa_name(kvevict::kernels::best().isa);
   for (const std::size_t budget : {512U, 4096U, 65536U}) {
     const auto add = [&](const std::string& what, const std::string& form, auto* run) {
-      const std::string name =
-          "policy/EpiKV " + what + " K=" + std::to_string(budget) + "/" + form;
-      benchmark::RegisterBenchmark(
-          name.c_str(), [run, budget](benchmark::State& state) { run(state, budget); })
-          ->UseRealTime();
+      const std::string name = "policy/EpiKV " + what + " K=" + std::to_string(budget) + "/" + form;
+      benchmark::RegisterBenchmark(name.c_str(), [run, budget](benchmark::State& state) {
+        run(state, budget);
+      })->UseRealTime();
     };
     add("step", isa, heap_step);
     add("step", "naive", naive_step);

@@ -126,16 +126,18 @@ inline void block_q4_k(const std::byte* block, float* out) noexcept {
 inline void block_q6_k(const std::byte* block, float* out) noexcept {
   const float scale = load_half(block + 208);
   const auto scales = load<std::array<std::int8_t, 16>>(block + 192);
-  for (std::size_t sub = 0; sub < 8; ++sub) {
-    const std::size_t half = sub / 4;
-    const std::size_t quarter = sub % 4;
-    const auto low = load_bytes<32>(block + 64 * half + 32 * (quarter % 2));
-    const auto high = load_bytes<32>(block + 128 + 32 * half);
-    for (std::size_t i = 0; i < 32; ++i) {
-      const int low_bits = (low[i] >> (quarter / 2 * 4)) & 15;
-      const int high_bits = (high[i] >> (2 * quarter)) & 3;
-      out[32 * sub + i] = scale * static_cast<float>(scales[2 * sub + i / 16]) *
-                          static_cast<float>((low_bits | (high_bits << 4)) - 32);
+  for (std::size_t group = 0; group < 16; ++group) {  // of 16 elements, two in each quarter
+    const std::size_t half = group / 8;
+    const std::size_t quarter = group / 2 % 4;
+    const std::size_t first = group % 2 * 16;
+    const auto low = load_bytes<16>(block + 64 * half + 32 * (quarter % 2) + first);
+    const auto high = load_bytes<16>(block + 128 + 32 * half + first);
+    const std::size_t low_shift = quarter / 2 * 4;
+    const std::size_t high_shift = 2 * quarter;
+    const float d = scale * static_cast<float>(scales[group]);
+    for (std::size_t i = 0; i < 16; ++i) {
+      const int quant = ((low[i] >> low_shift) & 15) | (((high[i] >> high_shift) & 3) << 4);
+      out[16 * group + i] = d * static_cast<float>(quant - 32);
     }
   }
 }

@@ -14,6 +14,10 @@
 #include "kvevict/option_text.hpp"
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/epikv.hpp"
+#include "kvevict/policies/epikv_attention.hpp"
+#include "kvevict/policies/epikv_key_value.hpp"
+#include "kvevict/policies/epikv_lag.hpp"
+#include "kvevict/policies/epikv_segments.hpp"
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/laprox.hpp"
@@ -202,7 +206,9 @@ struct PolicyList {};
 
 /// Every policy that can be made by name. A new one is a line here.
 using NamedPolicies =
-    PolicyList<FullKV, RandomEviction, StreamingLLM, H2O, SnapKV, EpiKV, LaProx, InertiaKV>;
+    PolicyList<FullKV, RandomEviction, StreamingLLM, H2O, SnapKV, LaProx, InertiaKV,
+               InertiaKVValueNorm, EpiKV, EpiKVRaw, EpiKVBands, EpiKVKey, EpiKVValue, EpiKVLag,
+               EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg>;
 
 /// Letters in lower case, without '_' and '-': "Streaming-LLM" and "streaming_llm" are the same.
 [[nodiscard]] inline std::string plain_name(std::string_view name) {

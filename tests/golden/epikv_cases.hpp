@@ -1,14 +1,6 @@
 #ifndef KVEVICT_TESTS_GOLDEN_EPIKV_CASES_HPP_
 #define KVEVICT_TESTS_GOLDEN_EPIKV_CASES_HPP_
 
-#include <algorithm>
-#include <cstddef>
-#include <optional>
-#include <stdexcept>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "kvevict/kernels/kernels.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_key_value.hpp"
@@ -16,6 +8,14 @@
 #include "kvevict/temporal/hidden_delta.hpp"
 #include "policies/epikv_cache.hpp"
 #include "support/golden.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
 
 // Cases of `text policy epikv`: every published score of EpiKV, driven as an engine would.
 namespace kvevict_test {
@@ -31,9 +31,9 @@ inline void set_newest(EpiKVCache& cache, std::size_t layer, std::size_t head, c
 
 /// What one run of a case led to.
 struct Trace {
-  std::vector<double> scores;    // of each step's token, at its birth
-  std::vector<double> evicted;   // position, -1 for none
-  std::vector<double> slots;     // its slot before the cut, -1 for none
+  std::vector<double> scores;   // of each step's token, at its birth
+  std::vector<double> evicted;  // position, -1 for none
+  std::vector<double> slots;    // its slot before the cut, -1 for none
   std::vector<std::size_t> kept;
 };
 
@@ -56,16 +56,18 @@ Trace decode(P& policy, EpiKVCache& cache, std::size_t steps, std::size_t step_l
     }
     trace.evicted.push_back(-1);
     trace.slots.push_back(-1);
-    if ((first + count) % interval != 0 || !policy.should_evict()) continue;
+    if ((first + count) % interval != 0 || !policy.should_evict())
+      continue;
     look(first, cache);
     const kvevict::KeepMask& mask = policy.select(cache.view());
     const std::vector<std::size_t> before = cache.positions();
     const std::vector<std::size_t> gone = cache.evict(mask);
     policy.apply(mask);
-    if (gone.empty()) continue;
+    if (gone.empty())
+      continue;
     trace.evicted.back() = static_cast<double>(gone.front());
-    trace.slots.back() = static_cast<double>(
-        std::find(before.begin(), before.end(), gone.front()) - before.begin());
+    trace.slots.back() =
+        static_cast<double>(std::find(before.begin(), before.end(), gone.front()) - before.begin());
     if (gone.size() > 1 && interval == 1 && step_len == 1) {
       throw std::runtime_error("more than one token went in a step");
     }
@@ -88,7 +90,9 @@ void run_frozen(const GoldenCase& golden, GoldenReport& report, const std::strin
     start(policy, cache);
     return decode(
         policy, cache, steps, step_len, interval,
-        [&](std::size_t first, std::size_t count, EpiKVCache& here) { feed(policy, first, count, here); },
+        [&](std::size_t first, std::size_t count, EpiKVCache& here) {
+          feed(policy, first, count, here);
+        },
         [](std::size_t, const EpiKVCache&) {});
   };
   const Trace each = trace(1, 1);
@@ -145,8 +149,7 @@ inline Hidden read_hidden(const GoldenCase& golden) {
   for (std::size_t layer = 0; layer < tensor.shape[0]; ++layer) {
     hidden.rows.push_back(slice(all, layer, tensor.shape[1] * hidden.dim));
     if (has_last_prompt) {
-      hidden.last_prompt.push_back(
-          slice(golden.tensor("last_prompt").floats(), layer, hidden.dim));
+      hidden.last_prompt.push_back(slice(golden.tensor("last_prompt").floats(), layer, hidden.dim));
     }
   }
   return hidden;
@@ -155,10 +158,8 @@ inline Hidden read_hidden(const GoldenCase& golden) {
 template <class P>
 void run_hidden(const GoldenCase& golden, GoldenReport& report, const std::string& run) {
   const Hidden hidden = read_hidden(golden);
-  const kvevict::CacheShape shape{.num_layers = hidden.rows.size(),
-                                  .num_q_heads = 1,
-                                  .num_kv_heads = 1,
-                                  .head_dim = 1};
+  const kvevict::CacheShape shape{
+      .num_layers = hidden.rows.size(), .num_q_heads = 1, .num_kv_heads = 1, .head_dim = 1};
   typename P::Options options;
   options.budget = golden.count("budget");
   options.recent_window = golden.count("recency");
@@ -187,9 +188,10 @@ void run_hidden(const GoldenCase& golden, GoldenReport& report, const std::strin
       [&](P& policy, std::size_t first, std::size_t count, EpiKVCache& cache) {
         cache.append(count);
         for (std::size_t layer = 0; layer < shape.num_layers; ++layer) {
-          if (!policy.wants_hidden(layer)) throw std::logic_error("a layer is not wanted");
-          policy.observe_hidden(
-              layer, rows_from(hidden.rows[layer].data() + first * hidden.dim, count));
+          if (!policy.wants_hidden(layer))
+            throw std::logic_error("a layer is not wanted");
+          policy.observe_hidden(layer,
+                                rows_from(hidden.rows[layer].data() + first * hidden.dim, count));
         }
       });
 }
@@ -204,7 +206,8 @@ inline void check_deltas(const GoldenCase& golden, GoldenReport& report) {
       return delta.push(position, row, kvevict::ElementType::kF32, hidden.dim,
                         kvevict::kernels::best());
     };
-    if (!hidden.last_prompt.empty()) push(prompt - 1, hidden.last_prompt[layer].data());
+    if (!hidden.last_prompt.empty())
+      push(prompt - 1, hidden.last_prompt[layer].data());
     std::vector<double> actual;
     for (std::size_t t = 0; t < golden.count("steps"); ++t) {
       actual.push_back(push(prompt + t, hidden.rows[layer].data() + t * hidden.dim));
@@ -244,7 +247,8 @@ void run_key_value(const GoldenCase& golden, GoldenReport& report, const std::st
             for (std::size_t head = 0; head < shape.num_kv_heads; ++head) {
               const std::size_t row =
                   ((t * shape.num_layers + layer) * shape.num_kv_heads + head) * shape.head_dim;
-              set_newest(cache, layer, head, keys.data() + row, values.data() + row, shape.head_dim);
+              set_newest(cache, layer, head, keys.data() + row, values.data() + row,
+                         shape.head_dim);
             }
           }
         }
@@ -280,7 +284,8 @@ void run_lag(const GoldenCase& golden, GoldenReport& report, const std::string& 
     ++position;
   };
   policy.begin(golden.count("num_prompt"));
-  while (position < golden.count("num_prompt")) append();
+  while (position < golden.count("num_prompt"))
+    append();
   policy.end_prefill(cache.view());
   std::size_t num_events = 0;
   const auto event = [&](std::size_t i) { return run + ".event." + std::to_string(i); };
@@ -288,7 +293,8 @@ void run_lag(const GoldenCase& golden, GoldenReport& report, const std::string& 
       policy, cache, steps, 1, 1, [&](std::size_t, std::size_t, EpiKVCache&) { append(); },
       [&](std::size_t step, EpiKVCache& here) {
         const std::string name = event(num_events);
-        if (!golden.has(name + ".step") || golden.count(name + ".step") != step) return;
+        if (!golden.has(name + ".step") || golden.count(name + ".step") != step)
+          return;
         ++num_events;
         const auto view = here.view();
         const kvevict::ViewRef ref(view);
@@ -328,7 +334,8 @@ inline void run_epikv(const GoldenCase& golden, GoldenReport& report) {
       throw std::runtime_error(golden.path() + ": unknown run " + run);
     }
   }
-  if (golden.has("g.A")) epikv::check_deltas(golden, report);
+  if (golden.has("g.A"))
+    epikv::check_deltas(golden, report);
 }
 
 }  // namespace kvevict_test

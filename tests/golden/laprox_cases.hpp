@@ -1,6 +1,13 @@
 #ifndef KVEVICT_TESTS_GOLDEN_LAPROX_CASES_HPP_
 #define KVEVICT_TESTS_GOLDEN_LAPROX_CASES_HPP_
 
+#include "golden/window_prompt.hpp"
+#include "kvevict/policies/laprox.hpp"
+#include "kvevict/scoring/attention_columns.hpp"
+#include "kvevict/scoring/output_projection.hpp"
+#include "kvevict/scoring/projected_norms.hpp"
+#include "support/golden.hpp"
+
 #include <cmath>
 #include <cstddef>
 #include <memory>
@@ -9,13 +16,6 @@
 #include <string>
 #include <utility>
 #include <vector>
-
-#include "golden/window_prompt.hpp"
-#include "kvevict/policies/laprox.hpp"
-#include "kvevict/scoring/attention_columns.hpp"
-#include "kvevict/scoring/output_projection.hpp"
-#include "kvevict/scoring/projected_norms.hpp"
-#include "support/golden.hpp"
 
 namespace kvevict_test {
 
@@ -37,10 +37,12 @@ class LaProxCase {
   }
 
   void run() {
-    for (std::size_t layer = 0; layer < prompt_.shape.num_layers; ++layer) check_factors(layer);
+    for (std::size_t layer = 0; layer < prompt_.shape.num_layers; ++layer)
+      check_factors(layer);
     for (const std::string& reading : golden_.words("readings")) {
       for (const std::string& stage : golden_.words("stages")) {
-        if (reading == "d" && stage == "attn") continue;  // has no attention norm of its own
+        if (reading == "d" && stage == "attn")
+          continue;  // has no attention norm of its own
         const std::string name = reading + "." + stage;
         kvevict::LaProxOptions options = base(reading, stage);
         check_scores(name, options, prompt_.len - prompt_.window);
@@ -134,10 +136,10 @@ class LaProxCase {
     const auto view = prompt_.view(prompt_.len);
     for (std::size_t head = 0; head < shape.num_kv_heads; ++head) {
       const std::size_t size = shape.group_size() * prompt_.len;
-      kvevict::projected_norms(
-          view.lane(layer, head).values, shape.head_dim, 0, prompt_.len,
-          projection_->factors(layer, head, kvevict::GroupReading::kMeanNorms),
-          kvevict::kernels::best(), gathered, std::span(norms).subspan(head * size, size));
+      kvevict::projected_norms(view.lane(layer, head).values, shape.head_dim, 0, prompt_.len,
+                               projection_->factors(layer, head, kvevict::GroupReading::kMeanNorms),
+                               kvevict::kernels::best(), gathered,
+                               std::span(norms).subspan(head * size, size));
     }
     const std::string record = of_layer(layer, "projected_norm");
     report_.scores(record, golden_.tensor(record).values, norms);
@@ -160,7 +162,8 @@ class LaProxCase {
       }
       const double factor = expected_total / std::accumulate(sums.begin(), sums.end(), 0.0);
       for (std::size_t layer = 0; layer < actual.size(); ++layer) {
-        for (double& score : actual[layer]) score *= factor;
+        for (double& score : actual[layer])
+          score *= factor;
         sums[layer] *= factor;
         const std::string record = of_layer(layer, name + ".p");
         report_.scores(record + ", " + way.name, golden_.tensor(record).values, actual[layer]);
@@ -171,11 +174,11 @@ class LaProxCase {
     }
   }
 
-  void check_keep(const std::string& prefix, kvevict::LaProxOptions options,
-                  bool required = true) {
+  void check_keep(const std::string& prefix, kvevict::LaProxOptions options, bool required = true) {
     for (std::size_t i = 0; i < golden_.count("num_budgets"); ++i) {
       const std::string number = std::to_string(i);
-      if (!required && !golden_.has(prefix + number)) continue;
+      if (!required && !golden_.has(prefix + number))
+        continue;
       const auto& expected = golden_.tensor(prefix + number).values;
       options.budget = golden_.count("budget." + number);
       for (const WindowPrompt::Way& way : prompt_.ways()) {

@@ -1,14 +1,14 @@
 #ifndef KVEVICT_TESTS_GOLDEN_SNAPKV_CASES_HPP_
 #define KVEVICT_TESTS_GOLDEN_SNAPKV_CASES_HPP_
 
+#include "golden/window_prompt.hpp"
+#include "kvevict/policies/snapkv.hpp"
+#include "support/golden.hpp"
+
 #include <cstddef>
 #include <stdexcept>
 #include <string>
 #include <vector>
-
-#include "golden/window_prompt.hpp"
-#include "kvevict/policies/snapkv.hpp"
-#include "support/golden.hpp"
 
 namespace kvevict_test {
 namespace snapkv {
@@ -21,7 +21,8 @@ inline kvevict::SnapKVOptions read_variant(const GoldenCase& golden, const std::
   kvevict::SnapKVOptions options;
   const std::size_t dot = variant.find('.');
   const std::size_t digit = variant.find_first_of("0123456789");
-  if (dot == std::string::npos || digit > dot) fail();
+  if (dot == std::string::npos || digit > dot)
+    fail();
   const std::string pool = variant.substr(0, digit);
   const std::string order = variant.substr(dot + 1);
   options.pooling.kernel_size = std::stoul(variant.substr(digit, dot - digit));
@@ -50,7 +51,8 @@ inline void check_scores(GoldenReport& report, const WindowPrompt& prompt,
     kvevict::SnapKV policy(options, prompt.shape);
     prompt.feed(policy, way);
     std::vector<double> scores = prompt.first_slots(prompt.scores(policy, 0), prefix);
-    for (double& score : scores) score *= factor;
+    for (double& score : scores)
+      score *= factor;
     report.scores(record + ", " + way.name, expected, scores);
   }
 }
@@ -87,7 +89,8 @@ inline void run_kvpress(const GoldenCase& golden, GoldenReport& report) {
 }  // namespace snapkv
 
 inline void run_snapkv(const GoldenCase& golden, GoldenReport& report) {
-  if (!golden.has("variants")) return snapkv::run_kvpress(golden, report);
+  if (!golden.has("variants"))
+    return snapkv::run_kvpress(golden, report);
   const WindowPrompt prompt(golden, "window");
   for (const std::string& variant : golden.words("variants")) {
     kvevict::SnapKVOptions options = snapkv::read_variant(golden, variant);

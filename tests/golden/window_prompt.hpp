@@ -1,12 +1,6 @@
 #ifndef KVEVICT_TESTS_GOLDEN_WINDOW_PROMPT_HPP_
 #define KVEVICT_TESTS_GOLDEN_WINDOW_PROMPT_HPP_
 
-#include <algorithm>
-#include <cstddef>
-#include <stdexcept>
-#include <string>
-#include <vector>
-
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/scratch.hpp"
 #include "kvevict/core/step_inputs.hpp"
@@ -16,16 +10,22 @@
 #include "kvevict/views/contiguous_view.hpp"
 #include "support/golden.hpp"
 
+#include <algorithm>
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
 namespace kvevict_test {
 
 /// A prompt of a golden case as an engine has it: the cache, the last queries and, where the case
 /// gives them, their attention rows.
 struct WindowPrompt {
   kvevict::CacheShape shape;
-  std::size_t len = 0;     // tokens
-  std::size_t window = 0;  // rows that queries and attention have
-  mutable std::vector<float> keys;    // [layers, num_kv_heads, len, head_dim]
-  mutable std::vector<float> values;  // the same, or empty
+  std::size_t len = 0;                        // tokens
+  std::size_t window = 0;                     // rows that queries and attention have
+  mutable std::vector<float> keys;            // [layers, num_kv_heads, len, head_dim]
+  mutable std::vector<float> values;          // the same, or empty
   std::vector<std::vector<float>> queries;    // each layer's [num_q_heads, window, head_dim]
   std::vector<std::vector<float>> attention;  // each layer's [num_q_heads, window, len], or none
 
@@ -97,10 +97,12 @@ struct WindowPrompt {
     policy.begin(len);
     for (std::size_t done = 0; done < len;) {
       const std::size_t count = way.chunk == 0 ? len : std::min(way.chunk, len - done);
-      if (way.chunk != 0) policy.append(count);
+      if (way.chunk != 0)
+        policy.append(count);
       done += count;
       const std::size_t before = len - std::min(len, window);  // tokens before the window
-      if (done <= before) continue;
+      if (done <= before)
+        continue;
       const std::size_t first = std::max(done - count, before) - before;
       const std::size_t rows = done - before - first;
       for (std::size_t layer = 0; layer < shape.num_layers; ++layer) {
@@ -174,7 +176,8 @@ struct WindowPrompt {
   static void append(const GoldenCase& golden, const std::string& name, std::size_t size,
                      std::vector<float>& to) {
     const std::vector<float> data = golden.tensor(name).floats();
-    if (data.size() != size) throw std::runtime_error(golden.path() + ": size of " + name);
+    if (data.size() != size)
+      throw std::runtime_error(golden.path() + ": size of " + name);
     to.insert(to.end(), data.begin(), data.end());
   }
 };

@@ -1,13 +1,13 @@
 #include "kvevict/policies/epikv_attention.hpp"
 
+#include "policies/epikv_cache.hpp"
+
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <cstddef>
 #include <limits>
 #include <vector>
-
-#include <gtest/gtest.h>
-
-#include "policies/epikv_cache.hpp"
 
 namespace kvevict {
 namespace {
@@ -22,8 +22,10 @@ struct Session {
 
   explicit Session(const EpiKVAttention::Options& options, std::size_t prompt = 0)
       : policy(options, kShape) {
-    if (prompt > 0) policy.begin(prompt);
-    if (prompt > 0) append(prompt);
+    if (prompt > 0)
+      policy.begin(prompt);
+    if (prompt > 0)
+      append(prompt);
   }
   void append(std::size_t count) {
     policy.append(count);
@@ -36,12 +38,13 @@ struct Session {
   void attention(const std::vector<float>& rows, std::size_t num_rows, float scale) {
     const std::size_t n = cache.seq_len();
     std::vector<float> heads = rows;
-    for (const float value : rows) heads.push_back(scale * value);
+    for (const float value : rows)
+      heads.push_back(scale * value);
     for (std::size_t layer = 0; layer < kShape.num_layers; ++layer) {
       ASSERT_EQ(policy.wanted_attention_rows(layer), num_rows);
-      policy.observe_attention(layer, {heads.data(), 2, num_rows,
-                                       static_cast<std::ptrdiff_t>(num_rows * n),
-                                       static_cast<std::ptrdiff_t>(n)});
+      policy.observe_attention(
+          layer, {heads.data(), 2, num_rows, static_cast<std::ptrdiff_t>(num_rows * n),
+                  static_cast<std::ptrdiff_t>(n)});
     }
   }
   std::vector<float> scores() {
@@ -77,11 +80,13 @@ TEST(EpiKVAttention, AddsTwoScaledTerms) {
   EXPECT_NEAR(scores[1], 1.0F, 1e-5);
   EXPECT_NEAR(scores[2], 1.0F, 1e-5);
   EXPECT_NEAR(scores[3], 1.0F, 1e-5);
-  Session weighted([] {
-    EpiKVAttention::Options options = options_of(16);
-    options.hidden_weight = 0.25;
-    return options;
-  }(), 1);
+  Session weighted(
+      [] {
+        EpiKVAttention::Options options = options_of(16);
+        options.hidden_weight = 0.25;
+        return options;
+      }(),
+      1);
   weighted.hidden({0});
   weighted.append(3);
   weighted.hidden({1, 4, 6});
@@ -115,7 +120,8 @@ TEST(EpiKVAttention, LayerFollowsTheDepth) {
   CacheShape shape = kShape;
   shape.num_layers = 32;
   const EpiKVAttention policy({.budget = 64}, shape);
-  for (std::size_t l = 0; l < 32; ++l) EXPECT_EQ(policy.wants_hidden(l), l == 10) << l;
+  for (std::size_t l = 0; l < 32; ++l)
+    EXPECT_EQ(policy.wants_hidden(l), l == 10) << l;
 }
 
 // Recent tokens are no candidates but count in the range.
@@ -130,7 +136,8 @@ TEST(EpiKVAttention, ProtectsFirstTokensAndTheNewest) {
   const KeepMask& mask = run.policy.select(run.cache.view());
   EXPECT_EQ(run.cache.evict(mask), (std::vector<std::size_t>{2}));
   run.policy.apply(mask);
-  EXPECT_THROW(EpiKVAttention({.budget = 4}, kShape), InvalidArgument);  // four sinks and one recent
+  EXPECT_THROW(EpiKVAttention({.budget = 4}, kShape),
+               InvalidArgument);  // four sinks and one recent
 }
 
 TEST(EpiKVAttention, NonFiniteAttentionAddsNothing) {

@@ -1,14 +1,14 @@
 #ifndef KVEVICT_TESTS_POLICIES_EPIKV_CACHE_HPP_
 #define KVEVICT_TESTS_POLICIES_EPIKV_CACHE_HPP_
 
-#include <cstddef>
-#include <stdexcept>
-#include <vector>
-
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/views/compact.hpp"
 #include "kvevict/views/contiguous_view.hpp"
+
+#include <cstddef>
+#include <stdexcept>
+#include <vector>
 
 namespace kvevict_test {
 
@@ -31,8 +31,10 @@ class EpiKVCache {
     return {shape_, tensor(keys_), tensor(values_), positions_.size()};
   }
   void append(std::size_t count) {
-    for (std::size_t i = 0; i < count; ++i) positions_.push_back(length_++);
-    if (positions_.size() > capacity_) throw std::logic_error("the test's cache is too small");
+    for (std::size_t i = 0; i < count; ++i)
+      positions_.push_back(length_++);
+    if (positions_.size() > capacity_)
+      throw std::logic_error("the test's cache is too small");
   }
   [[nodiscard]] float* key(std::size_t layer, std::size_t head, std::size_t slot) {
     return keys_.data() + row(layer, head, slot);
@@ -45,13 +47,15 @@ class EpiKVCache {
     kvevict::compact(view(), mask);
     std::vector<std::size_t> gone;
     mask.for_each_evicted_run(0, 0, [&](std::size_t first, std::size_t last) {
-      for (; first < last; ++first) gone.push_back(positions_[first]);
+      for (; first < last; ++first)
+        gone.push_back(positions_[first]);
     });
     kvevict::compact_slots(mask, 0, positions_);
     return gone;
   }
   void truncate(std::size_t length) {
-    while (!positions_.empty() && positions_.back() >= length) positions_.pop_back();
+    while (!positions_.empty() && positions_.back() >= length)
+      positions_.pop_back();
     length_ = length;
   }
   /// [seq_len], by slot.

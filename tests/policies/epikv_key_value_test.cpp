@@ -1,13 +1,16 @@
 #include "kvevict/policies/epikv_key_value.hpp"
 
-#include <cstddef>
-#include <limits>
-#include <string>
-#include <vector>
+#include "kvevict/views/paged_view.hpp"
+#include "policies/epikv_cache.hpp"
 
 #include <gtest/gtest.h>
 
-#include "policies/epikv_cache.hpp"
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <vector>
 
 namespace kvevict {
 namespace {
@@ -25,7 +28,8 @@ void feed(P& policy, EpiKVCache& cache, float key, float value, bool observed = 
   // The sample variance of (0, x) is x^2 / 2.
   cache.key(0, 0, cache.seq_len() - 1)[1] = std::sqrt(2.0F * key);
   cache.value(0, 0, cache.seq_len() - 1)[1] = std::sqrt(2.0F * value);
-  if (observed) policy.observe_cache(cache.view());
+  if (observed)
+    policy.observe_cache(cache.view());
 }
 
 template <class P>
@@ -88,7 +92,8 @@ TEST(EpiKVKeyValue, NonFiniteKeyScoresZeroAndIsCounted) {
 TEST(EpiKVKeyValue, ScoresStayWhenTheCacheIsCut) {
   EpiKVKey policy({.budget = 3, .recent_window = 1, .window = 1}, kShape);
   EpiKVCache cache(kShape, 8);
-  for (const float variance : {2.0F, 8.0F, 0.5F, 4.5F}) feed(policy, cache, variance, 0);
+  for (const float variance : {2.0F, 8.0F, 0.5F, 4.5F})
+    feed(policy, cache, variance, 0);
   ASSERT_TRUE(policy.should_evict());
   const KeepMask& mask = policy.select(cache.view());
   EXPECT_EQ(cache.evict(mask), (std::vector<std::size_t>{2}));
@@ -105,11 +110,53 @@ TEST(EpiKVKeyValue, RollbackWithinTheReserveLeavesNoTrace) {
     const auto variance = static_cast<float>((t * 7) % 5);
     feed(straight, straight_cache, variance, 0);
     feed(drafted, drafted_cache, variance, 0);
-    for (std::size_t i = 0; i < 16; ++i) feed(drafted, drafted_cache, 1000, 0);
+    for (std::size_t i = 0; i < 16; ++i)
+      feed(drafted, drafted_cache, 1000, 0);
     drafted.truncate(t + 1);
     drafted_cache.truncate(t + 1);
   }
   EXPECT_EQ(scores_of(straight), scores_of(drafted));
+}
+
+// Slots are used again: the next token's key is written where the evicted one was. The view lists
+// the memory of every token that ever was; only the newest one is read.
+TEST(EpiKVKeyValue, HeapFormWorksWhereNothingMoves) {
+  const EpiKVKey::Options options{.budget = 12, .recent_window = 3, .window = 2};
+  EpiKVKey masks(options, kShape);
+  EpiKVCache cache(kShape, 16);
+  EpiKVKey scorer(options, kShape);
+  StreamingTopK heap = scorer.method().streaming();
+  std::vector<float> keys(13 * 2);   // a slot more than the budget
+  std::vector<std::int32_t> memory;  // of each token
+  std::vector<std::int32_t> unused;
+  for (std::int32_t slot = 12; slot >= 0; --slot)
+    unused.push_back(slot);
+  const auto reuse = [&](float variance) {
+    memory.push_back(unused.back());
+    unused.pop_back();
+    keys[2 * static_cast<std::size_t>(memory.back()) + 1] = std::sqrt(2.0F * variance);
+    scorer.append(1);
+    const auto pool = views::PagePool::nhd(keys.data(), ElementType::kF32, 13, 1, 1, 2);
+    scorer.observe_cache(views::PagedView(kShape, pool, pool, 1, memory, memory.size()));
+  };
+  for (std::size_t t = 0; t < 200; ++t) {
+    const auto variance = static_cast<float>(t * 37 % 11);
+    feed(masks, cache, variance, 0);
+    reuse(variance);
+    heap.push(scorer.method().scores().back());
+    std::vector<std::size_t> gone;
+    if (masks.should_evict()) {
+      const KeepMask& mask = masks.select(cache.view());
+      gone = cache.evict(mask);
+      masks.apply(mask);
+    }
+    std::vector<std::size_t> popped;
+    while (const std::optional<Position> position = heap.pop()) {
+      popped.push_back(static_cast<std::size_t>(*position));
+      unused.push_back(memory[popped.back()]);
+    }
+    ASSERT_EQ(popped, gone) << t;
+  }
 }
 
 TEST(EpiKVKeyValue, TokenThatWasNotObservedGoesFirst) {

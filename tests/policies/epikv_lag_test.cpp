@@ -1,15 +1,15 @@
 #include "kvevict/policies/epikv_lag.hpp"
 
+#include "policies/epikv_cache.hpp"
+
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <random>
 #include <string>
 #include <vector>
-
-#include <gtest/gtest.h>
-
-#include "policies/epikv_cache.hpp"
 
 namespace kvevict {
 namespace {
@@ -57,7 +57,8 @@ struct Session {
     return out;
   }
   std::vector<std::size_t> cut() {
-    if (!policy.should_evict()) return {};
+    if (!policy.should_evict())
+      return {};
     const KeepMask& mask = policy.select(cache.view());
     std::vector<std::size_t> gone = cache.evict(mask);
     policy.apply(mask);
@@ -91,7 +92,8 @@ TEST(EpiKVLag, DropsTheLeastDeviatingCandidate) {
   const std::vector<float> scores = run.scores();
   // Slots 4 to 9 compete: four prompt tokens and three recent ones are safe.
   const auto worst = std::min_element(scores.begin() + 4, scores.begin() + 10);
-  EXPECT_EQ(run.cut(), (std::vector<std::size_t>{static_cast<std::size_t>(worst - scores.begin())}));
+  EXPECT_EQ(run.cut(),
+            (std::vector<std::size_t>{static_cast<std::size_t>(worst - scores.begin())}));
 }
 
 // Chunk borders move when tokens go: that is the published method.
@@ -114,13 +116,13 @@ TEST(EpiKVLag, RecomputedScoresFollowTheCompactedCache) {
 
 // A token's score is the one of the first eviction at which it is a candidate, and stays.
 TEST(EpiKVLag, FrozenScoreIsTheFirstOneAsACandidate) {
-  const EpiKVLag::Options options{
-      .budget = 14, .recent_window = 3, .chunk_len = 4, .frozen = true};
+  const EpiKVLag::Options options{.budget = 14, .recent_window = 3, .chunk_len = 4, .frozen = true};
   Session<EpiKVLag> run(options, 4);
   std::vector<float> first(200, -1.0F);  // by position
   for (std::size_t t = 0; t < 60; ++t) {
     run.append(1);
-    if (!run.policy.should_evict()) continue;
+    if (!run.policy.should_evict())
+      continue;
     // What a recomputation over this cache would give.
     std::vector<float> now(run.cache.seq_len(), 0.0F);
     const auto view = run.cache.view();
@@ -132,11 +134,12 @@ TEST(EpiKVLag, FrozenScoreIsTheFirstOneAsACandidate) {
     std::vector<std::size_t> order;
     for (std::size_t s = 4; s + 3 < run.cache.seq_len(); ++s) {
       float& score = first[run.cache.positions()[s]];
-      if (score < 0) score = now[s];
+      if (score < 0)
+        score = now[s];
       order.push_back(s);
     }
-    const std::size_t worst = *std::min_element(
-        order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    const std::size_t worst =
+        *std::min_element(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
           const float score_a = first[run.cache.positions()[a]];
           const float score_b = first[run.cache.positions()[b]];
           return score_a != score_b ? score_a < score_b : a > b;

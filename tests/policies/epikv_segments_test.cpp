@@ -1,12 +1,12 @@
 #include "kvevict/policies/epikv_segments.hpp"
 
-#include <cmath>
-#include <cstddef>
-#include <vector>
+#include "policies/epikv_cache.hpp"
 
 #include <gtest/gtest.h>
 
-#include "policies/epikv_cache.hpp"
+#include <cmath>
+#include <cstddef>
+#include <vector>
 
 namespace kvevict {
 namespace {
@@ -68,7 +68,8 @@ TEST(EpiKVSeg, KeepsMoreWhereKeysVary) {
   for (std::size_t slot = 2; slot < 11; ++slot) {
     // The middle segment varies most, the last one least.
     const float variance = slot < 5 ? 2.0F : slot < 8 ? 3.0F : 1.0F;
-    for (std::size_t layer = 0; layer < 6; ++layer) run.cache.key(layer, 0, slot)[0] = variance;
+    for (std::size_t layer = 0; layer < 6; ++layer)
+      run.cache.key(layer, 0, slot)[0] = variance;
   }
   ASSERT_TRUE(run.policy.should_evict());
   // 2 of the first, 3 of the second, 1 of the third; fewer than the budget stay.

@@ -1,5 +1,9 @@
 #include "kvevict/policies/epikv.hpp"
 
+#include "policies/epikv_cache.hpp"
+
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -9,10 +13,6 @@
 #include <random>
 #include <string>
 #include <vector>
-
-#include <gtest/gtest.h>
-
-#include "policies/epikv_cache.hpp"
 
 namespace kvevict {
 namespace {
@@ -77,7 +77,8 @@ std::vector<float> coarse_walk(std::size_t steps, unsigned seed) {
   std::uniform_int_distribution<int> step(-2, 2);
   std::vector<float> walk;
   int sum = 0;
-  for (std::size_t t = 0; t < steps; ++t) walk.push_back(static_cast<float>(sum += step(random)));
+  for (std::size_t t = 0; t < steps; ++t)
+    walk.push_back(static_cast<float>(sum += step(random)));
   return walk;
 }
 
@@ -117,13 +118,14 @@ TEST(EpiKVBands, AveragesDifferencesBeforeTheZScore) {
   policy.begin(1);
   const auto feed = [&](float h0, float h1, float h2) {
     const std::vector<float> hidden = {h0, h1, h2};
-    for (std::size_t l = 0; l < 3; ++l) policy.observe_hidden(l, rows_of(&hidden[l], 1, 1));
+    for (std::size_t l = 0; l < 3; ++l)
+      policy.observe_hidden(l, rows_of(&hidden[l], 1, 1));
   };
   feed(0, 0, 0);
   policy.append(1);
   feed(1, 3, 1);  // g = 1, 3 | 1
   policy.append(1);
-  feed(3, 5, 5);  // g = 2, 2 | 4
+  feed(3, 5, 5);                                              // g = 2, 2 | 4
   EXPECT_NEAR(policy.method().scores().back(), -1.0F, 1e-5);  // 1.29 * 0 - 1 * 1
   policy.append(1);
   feed(7, 11, 5);  // g = 4, 6 | 0: means 2, 2, 5 -> z = sqrt 2; 1, 4, 0 -> z = -0.980581
@@ -156,7 +158,8 @@ TEST(EpiKV, WarmUpAndConstantVectorsScoreZero) {
   const std::vector<float> scores =
       scores_of(ten, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, std::vector<float>(10, 1));
   EXPECT_EQ(scores[0], 0.0F);
-  for (const float score : scores) EXPECT_TRUE(std::isfinite(score));
+  for (const float score : scores)
+    EXPECT_TRUE(std::isfinite(score));
 }
 
 // Equal scores keep the lower slot: with a constant stream the oldest stay.
@@ -170,7 +173,8 @@ TEST(EpiKV, TiesKeepTheOlderToken) {
     policy.append(1);
     cache.append(1);
     observe(policy, {0}, {0});
-    if (!policy.should_evict()) continue;
+    if (!policy.should_evict())
+      continue;
     const KeepMask& mask = policy.select(cache.view());
     cache.evict(mask);
     policy.apply(mask);
@@ -220,7 +224,8 @@ TEST(EpiKV, LayersFollowTheDepth) {
   const auto wanted = [](auto policy, std::size_t depth) {
     std::vector<std::size_t> layers;
     for (std::size_t l = 0; l < depth; ++l) {
-      if (policy.wants_hidden(l)) layers.push_back(l);
+      if (policy.wants_hidden(l))
+        layers.push_back(l);
     }
     return layers;
   };
@@ -310,7 +315,8 @@ TEST(EpiKV, SeveralTokensAStepScoreOneByOne) {
     }
     const std::vector<float> scores(policy.method().scores().begin() + 1,
                                     policy.method().scores().end());
-    if (step == 1) expected = scores;
+    if (step == 1)
+      expected = scores;
     EXPECT_EQ(scores, expected) << step;
   }
 }
@@ -383,7 +389,8 @@ TEST(EpiKV, TokenWithoutScoreGoesFirst) {
   for (std::size_t t = 0; t < 4; ++t) {
     policy.append(1);
     cache.append(1);
-    if (t != 1) observe(policy, {1}, {1});
+    if (t != 1)
+      observe(policy, {1}, {1});
   }
   ASSERT_TRUE(policy.should_evict());
   const KeepMask& mask = policy.select(cache.view());
@@ -422,7 +429,8 @@ TEST(EpiKV, RollbackWithinTheReserveLeavesNoTrace) {
     const std::size_t draft = t % 17;  // 0 to 16 tokens, the default of max_rollback
     drafted.append(draft);
     const std::vector<float> wild(draft, 1000.0F);
-    if (draft > 0) observe(drafted, wild, wild);
+    if (draft > 0)
+      observe(drafted, wild, wild);
     drafted.truncate(t + 1);
     ASSERT_EQ(drafted.method().scores().size(), t + 1);
   }
@@ -567,7 +575,8 @@ TEST(EpiKV, HeapFormEqualsSelectionStepByStep) {
     for (EpiKV* policy : {&masks, &scorer}) {
       policy->begin(prompt);
       policy->append(prompt);
-      if (prompt > 0) observe(*policy, {0}, {0});
+      if (prompt > 0)
+        observe(*policy, {0}, {0});
     }
     cache.append(prompt);
     heap.push_prompt(prompt);

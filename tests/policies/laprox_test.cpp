@@ -1,5 +1,11 @@
 #include "kvevict/policies/laprox.hpp"
 
+#include "kvevict/option_text.hpp"
+#include "kvevict/policies/snapkv.hpp"
+#include "policies/window_cache.hpp"
+#include "support/errors.hpp"
+#include "support/masks.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,12 +16,6 @@
 #include <memory>
 #include <string>
 #include <vector>
-
-#include "kvevict/option_text.hpp"
-#include "kvevict/policies/snapkv.hpp"
-#include "policies/window_cache.hpp"
-#include "support/errors.hpp"
-#include "support/masks.hpp"
 
 namespace {
 
@@ -39,7 +39,8 @@ Projection project(const CacheShape& shape, std::size_t hidden_size,
                    std::initializer_list<std::vector<float>> weights) {
   auto projection = std::make_shared<OutputProjection>(shape, hidden_size);
   std::size_t layer = 0;
-  for (const std::vector<float>& weight : weights) projection->set_layer(layer++, weight.data());
+  for (const std::vector<float>& weight : weights)
+    projection->set_layer(layer++, weight.data());
   return projection;
 }
 
@@ -47,7 +48,8 @@ Projection random_projection(const CacheShape& shape, Random& random) {
   auto projection = std::make_shared<OutputProjection>(shape, kHidden);
   std::vector<float> weight(shape.num_q_heads * shape.head_dim * kHidden);
   for (std::size_t layer = 0; layer < shape.num_layers; ++layer) {
-    for (float& w : weight) w = random.eighths();
+    for (float& w : weight)
+      w = random.eighths();
     projection->set_layer(layer, weight.data());
   }
   return projection;
@@ -66,7 +68,8 @@ void feed_last_rows(LaProx& policy, WindowCache& cache,
   policy.begin(len);
   for (std::size_t layer = 0; layer < layers.size(); ++layer) {
     std::vector<std::vector<std::vector<float>>> rows;
-    for (const std::vector<float>& row : layers[layer]) rows.push_back({row});
+    for (const std::vector<float>& row : layers[layer])
+      rows.push_back({row});
     policy.observe_attention(layer, GivenRows(rows).rows());
   }
   policy.end_prefill(cache.view());
@@ -88,9 +91,9 @@ struct Example {
     set_value(cache, 0, 0, 0, {1, 0});
     set_value(cache, 0, 0, 1, {0, 2});
     set_value(cache, 0, 0, 2, {1, 1});
-    feed_rows(policy, cache,
-              {{{.5F, .3F, .2F, 0}, {.1F, .6F, .3F, 0, 0}},
-               {{.2F, .2F, .6F, 0}, {.4F, .4F, .2F, 0, 0}}});
+    feed_rows(
+        policy, cache,
+        {{{.5F, .3F, .2F, 0}, {.1F, .6F, .3F, 0, 0}}, {{.2F, .2F, .6F, 0}, {.4F, .4F, .2F, 0, 0}}});
   }
 };
 
@@ -102,7 +105,8 @@ TEST(LaProx, FourReadingsOfAGroup) {
     WindowCache cache(kPair, 5);
     Example::feed(policy, cache);
     const std::vector<float> p = scores_of(policy, cache);
-    for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(p[i], expected[i], 1e-6F) << i;
+    for (std::size_t i = 0; i < 3; ++i)
+      EXPECT_NEAR(p[i], expected[i], 1e-6F) << i;
     EXPECT_EQ(p[3], 0.0F);  // the window is no candidate
     EXPECT_EQ(kept_slots(policy.select(cache.view())), kept);
   };
@@ -115,11 +119,10 @@ TEST(LaProx, FourReadingsOfAGroup) {
 // The first of them ranks slot 2 before slot 1, the others the other way round.
 TEST(LaProx, ReadingsRankDifferently) {
   const Example example;
-  for (const auto& [reading, first] :
-       {std::pair{GroupReading::kHeadProducts, std::size_t{2}},
-        std::pair{GroupReading::kMeanNorms, std::size_t{1}},
-        std::pair{GroupReading::kSummed, std::size_t{1}},
-        std::pair{GroupReading::kExact, std::size_t{1}}}) {
+  for (const auto& [reading, first] : {std::pair{GroupReading::kHeadProducts, std::size_t{2}},
+                                       std::pair{GroupReading::kMeanNorms, std::size_t{1}},
+                                       std::pair{GroupReading::kSummed, std::size_t{1}},
+                                       std::pair{GroupReading::kExact, std::size_t{1}}}) {
     LaProxOptions options = example.options(reading);
     options.budget = 3;
     LaProx policy(options, kPair);
@@ -163,7 +166,8 @@ TEST(LaProx, ExactReadingIsTheTrueContribution) {
   WindowCache cache(shape, kLen);
   cache.fill(random);
   std::vector<float> weight(3 * 5 * kHidden);
-  for (float& w : weight) w = random.eighths();
+  for (float& w : weight)
+    w = random.eighths();
   // Head 1 undoes most of head 0: a contribution that cancels.
   for (std::size_t i = 0; i < 5 * kHidden; ++i) {
     weight[5 * kHidden + i] = -weight[i] + (i % 7 == 0 ? .125F : 0.0F);
@@ -172,7 +176,8 @@ TEST(LaProx, ExactReadingIsTheTrueContribution) {
   for (auto& head : rows) {
     for (std::size_t r = 0; r < kWindow; ++r) {
       head.emplace_back(kLen - kWindow + 1 + r);
-      for (float& a : head.back()) a = static_cast<float>(random.below(64)) / 512.0F;
+      for (float& a : head.back())
+        a = static_cast<float>(random.below(64)) / 512.0F;
     }
   }
   LaProx policy({.budget = kLen,
@@ -223,7 +228,8 @@ TEST(LaProx, ReadingsAgreeWithoutGroups) {
     feed_prompt(policy, cache, 40, queries, 40);
     masks.push_back(policy.select(cache.view()));
   }
-  for (const KeepMask& mask : masks) EXPECT_EQ(mask, masks[0]);
+  for (const KeepMask& mask : masks)
+    EXPECT_EQ(mask, masks[0]);
   EXPECT_EQ(masks[0].total_count(), 4U * 16U);
 }
 
@@ -246,7 +252,8 @@ TEST(LaProx, PoolingBeforeOrAfterTheValues) {
     }
     feed_last_rows(policy, cache, {{{.4F, .1F, .1F, .2F, .2F}}});
     const std::vector<float> p = scores_of(policy, cache);
-    for (std::size_t i = 0; i < 4; ++i) EXPECT_NEAR(p[i], expected[i] / 3, 1e-6F) << i;
+    for (std::size_t i = 0; i < 4; ++i)
+      EXPECT_NEAR(p[i], expected[i] / 3, 1e-6F) << i;
     EXPECT_EQ(p[4], 0.0F);
   }
 }
@@ -358,13 +365,33 @@ TEST(LaProx, NormaliserWithAndWithoutTheWindow) {
                   kTwoLayers);
     WindowCache cache(kTwoLayers, 3);
     feed_last_rows(policy, cache, {{{.3F, .1F, .6F}}, {{.2F, .1F, 0}}});
-    EXPECT_NEAR(scores_of(policy, cache)[2],
-                normaliser == LayerNormaliser::kAllSlots ? .6F : 0.0F, 1e-6F);
+    EXPECT_NEAR(scores_of(policy, cache)[2], normaliser == LayerNormaliser::kAllSlots ? .6F : 0.0F,
+                1e-6F);
     const KeepMask& mask = policy.select(cache.view());
     return std::pair(kept_slots(mask, 0, 0), kept_slots(mask, 1, 0));
   };
   EXPECT_EQ(kept(LayerNormaliser::kCandidates), std::pair(Slots{0, 2}, Slots{2}));
   EXPECT_EQ(kept(LayerNormaliser::kAllSlots), std::pair(Slots{2}, Slots{0, 2}));
+}
+
+// What is pinned competes with nothing and has no share: layer 0 divides .1, .1 by .2, layer 1
+// divides .03, .01 by .04. With the pinned scores inside, .8 and .54, layer 0 would win.
+TEST(LaProx, NormaliserLeavesOutWhatIsPinned) {
+  LaProx policy({.budget = Budget::total(5),
+                 .observation_window = 1,
+                 .value_factor = ValueFactor::kNone,
+                 .pooling = kNoPooling},
+                kTwoLayers);
+  WindowCache cache(kTwoLayers, 4);
+  cache.append(4);
+  policy.begin(4, std::vector<PositionSpan>{{0, 1}});
+  policy.observe_attention(0, GivenRows({{{.6F, .1F, .1F, .2F}}}).rows());
+  policy.observe_attention(1, GivenRows({{{.5F, .03F, .01F, 0}}}).rows());
+  policy.end_prefill(cache.view());
+  // Five entries: two pinned, two of the windows, one more. Layer 0 offers .5, layer 1 .75.
+  const KeepMask& mask = policy.select(cache.view());
+  EXPECT_EQ(kept_slots(mask, 0, 0), (Slots{0, 3}));
+  EXPECT_EQ(kept_slots(mask, 1, 0), (Slots{0, 1, 3}));
 }
 
 TEST(LaProx, WindowInsideOrOnTopOfTheBudget) {
@@ -403,7 +430,8 @@ TEST(LaProx, LayerWithoutContribution) {
   WindowCache cache(kTwoLayers, 5);
   Random random(8);
   cache.fill(random);
-  for (std::size_t slot = 0; slot < 5; ++slot) set_value(cache, 1, 0, slot, {1, 0});
+  for (std::size_t slot = 0; slot < 5; ++slot)
+    set_value(cache, 1, 0, slot, {1, 0});
   feed_last_rows(policy, cache, {{{.4F, .3F, .2F, .1F, 0}}, {{.4F, .3F, .2F, .1F, 0}}});
   const KeepMask& mask = policy.select(cache.view());
   EXPECT_EQ(kept_slots(mask, 0, 0), (Slots{4}));
@@ -419,8 +447,7 @@ TEST(LaProx, NonFiniteValueGoesFirst) {
                    .observation_window = 1,
                    .value_factor = factor,
                    .pooling = kNoPooling,
-                   .output_projection =
-                       project(kTwoLayers, 2, {{1, 0, 0, 1}, {1, 0, 0, 1}})},
+                   .output_projection = project(kTwoLayers, 2, {{1, 0, 0, 1}, {1, 0, 0, 1}})},
                   kTwoLayers);
     WindowCache cache(kTwoLayers, 5);
     for (std::size_t slot = 0; slot < 5; ++slot) {
@@ -428,8 +455,7 @@ TEST(LaProx, NonFiniteValueGoesFirst) {
       set_value(cache, 1, 0, slot, {1, 0});
     }
     set_value(cache, 0, 0, 0, {kNaN, 0});
-    feed_last_rows(policy, cache,
-                   {{{.9F, .04F, .03F, .02F, 0}}, {{.4F, .3F, .2F, .1F, 0}}});
+    feed_last_rows(policy, cache, {{{.9F, .04F, .03F, .02F, 0}}, {{.4F, .3F, .2F, .1F, 0}}});
     // Layer 0 divides by .09: .44, .33, .22. Of eight candidates six stay: NaN and .1 go.
     const KeepMask& mask = policy.select(cache.view());
     EXPECT_EQ(kept_slots(mask, 0, 0), range(1, 5));
@@ -458,7 +484,8 @@ TEST(LaProx, ChunksOfAPromptChangeNothing) {
       masks.push_back(policy.select(cache.view()));
       EXPECT_EQ(policy.select(cache.view()), masks.back());  // a second look changes nothing
     }
-    for (const KeepMask& mask : masks) EXPECT_EQ(mask, masks[0]);
+    for (const KeepMask& mask : masks)
+      EXPECT_EQ(mask, masks[0]);
     EXPECT_EQ(masks[0].total_count(), 6U * 25U);
   }
 }
@@ -580,7 +607,8 @@ TEST(LaProx, InvalidSlotInTheMiddle) {
                  .pool_stage = PoolStage::kProduct},
                 kOneHead);
   WindowCache cache(kOneHead, 6);
-  for (std::size_t slot = 0; slot < 6; ++slot) set_value(cache, 0, 0, slot, {1, 0});
+  for (std::size_t slot = 0; slot < 6; ++slot)
+    set_value(cache, 0, 0, slot, {1, 0});
   set_value(cache, 0, 0, 2, {kNaN, 0});
   cache.valid() = {1, 1, 0, 1, 1, 1};
   feed_last_rows(policy, cache, {{{.1F, .4F, .5F, .2F, .1F, 0}}});
@@ -632,18 +660,19 @@ TEST(LaProx, RefusesOptionsThatCannotWork) {
                       {"LaProx", "pooling.kernel_size = 6"}));
   EXPECT_TRUE(refuses(make({.budget = 31, .output_projection = projection}),
                       {"LaProx", "budget = 31", "recent window"}));
-  EXPECT_TRUE(refuses(
-      make({.group_reading = GroupReading::kExact, .output_projection = projection}),
-      {"LaProx", "pooling.kernel_size = 7", "pool_stage"}));
+  EXPECT_TRUE(
+      refuses(make({.group_reading = GroupReading::kExact, .output_projection = projection}),
+              {"LaProx", "pooling.kernel_size = 7", "pool_stage"}));
   EXPECT_TRUE(refuses(make({}), {"LaProx", "output_projection is missing"}));
-  EXPECT_TRUE(refuses(
-      make({.output_projection = std::make_shared<OutputProjection>(kModel, kHidden)}),
-      {"LaProx", "layers that were not set"}));
+  EXPECT_TRUE(
+      refuses(make({.output_projection = std::make_shared<OutputProjection>(kModel, kHidden)}),
+              {"LaProx", "layers that were not set"}));
   EXPECT_TRUE(refuses(make({.output_projection = random_projection(kPair, random)}),
                       {"LaProx", "num_layers = 1"}));
   auto summed = std::make_shared<OutputProjection>(kModel, kHidden, GroupReading::kSummed);
   const std::vector<float> weight(6 * 5 * kHidden);
-  for (std::size_t layer = 0; layer < 3; ++layer) summed->set_layer(layer, weight.data());
+  for (std::size_t layer = 0; layer < 3; ++layer)
+    summed->set_layer(layer, weight.data());
   EXPECT_TRUE(refuses(make({.output_projection = summed}), {"LaProx", "group_reading"}));
 }
 

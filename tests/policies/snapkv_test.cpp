@@ -1,5 +1,10 @@
 #include "kvevict/policies/snapkv.hpp"
 
+#include "kvevict/option_text.hpp"
+#include "policies/window_cache.hpp"
+#include "support/errors.hpp"
+#include "support/masks.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,11 +13,6 @@
 #include <limits>
 #include <string>
 #include <vector>
-
-#include "kvevict/option_text.hpp"
-#include "policies/window_cache.hpp"
-#include "support/errors.hpp"
-#include "support/masks.hpp"
 
 namespace {
 
@@ -108,11 +108,9 @@ TEST(SnapKV, OrderOfPoolingAndReductionMatters) {
 TEST(SnapKV, GroupMaximumIsOfSumsOverRows) {
   for (const auto& [reduce, first, second] :
        {std::tuple{GroupReduce::kMean, .30F, .45F}, std::tuple{GroupReduce::kMax, .5F, .6F}}) {
-    SnapKV policy({.budget = 4,
-                   .observation_window = 2,
-                   .pooling = kNoPooling,
-                   .group_reduce = reduce},
-                  kPair);
+    SnapKV policy(
+        {.budget = 4, .observation_window = 2, .pooling = kNoPooling, .group_reduce = reduce},
+        kPair);
     WindowCache cache(kPair, 4);
     feed_rows(policy, cache,
               {{{.4F, .1F, .5F}, {.1F, .2F, .3F, .4F}}, {{.1F, .3F, .6F}, {0, .3F, .3F, .4F}}});
@@ -151,19 +149,14 @@ TEST(SnapKV, FullyMaskedRowAddsNothing) {
   cache.append(4);
   const std::vector<float> queries{-kInfinity, 0.0F, 0.0F, 1.0F};
   const auto run = [&](std::size_t budget) {
-    SnapKV policy({.budget = budget,
-                   .observation_window = 2,
-                   .pooling = kNoPooling,
-                   .protect_window = false},
-                  kOneHead);
+    SnapKV policy(
+        {.budget = budget, .observation_window = 2, .pooling = kNoPooling, .protect_window = false},
+        kOneHead);
     policy.begin(4);
-    policy.observe_queries(0,
-                           {.data = queries.data(),
-                            .num_q_heads = 1,
-                            .num_rows = 2,
-                            .row_stride = 2,
-                            .scale = 1.0F},
-                           cache.view());
+    policy.observe_queries(
+        0,
+        {.data = queries.data(), .num_q_heads = 1, .num_rows = 2, .row_stride = 2, .scale = 1.0F},
+        cache.view());
     policy.end_prefill(cache.view());
     expect_near(scores_of(policy, cache), {.2F, .2F, .4F, .2F});
     return kept_slots(policy.select(cache.view()));
@@ -198,11 +191,9 @@ TEST(SnapKV, QueryHeadsBelongToContiguousGroups) {
 TEST(SnapKV, SoftmaxOverThePastLetsRowsWeighAlike) {
   const auto scores = [](SoftmaxSupport support,
                          const std::vector<std::vector<std::vector<float>>>& rows) {
-    SnapKV policy({.budget = 4,
-                   .observation_window = 2,
-                   .pooling = kNoPooling,
-                   .softmax_support = support},
-                  kOneHead);
+    SnapKV policy(
+        {.budget = 4, .observation_window = 2, .pooling = kNoPooling, .softmax_support = support},
+        kOneHead);
     WindowCache cache(kOneHead, 4);
     feed_rows(policy, cache, rows);
     EXPECT_EQ(policy.counters().non_finite, 0U);
@@ -238,14 +229,14 @@ TEST(SnapKV, SoftmaxOverThePastFromQueries) {
     for (std::size_t h = 0; h < 3; ++h) {
       for (std::size_t r = 0; r < kWindow; ++r) {
         const QueryRows rows = queries.rows(1, r, 1);
-        const float* query = rows.data + static_cast<std::ptrdiff_t>(head * 3 + h) * rows.head_stride;
+        const float* query =
+            rows.data + static_cast<std::ptrdiff_t>(head * 3 + h) * rows.head_stride;
         std::vector<double> weight(kLen - kWindow);
         double sum = 0;
         for (std::size_t slot = 0; slot < weight.size(); ++slot) {
           double dot = 0;
           for (std::size_t c = 0; c < 5; ++c) {
-            dot += static_cast<double>(query[c]) *
-                   static_cast<double>(cache.key(1, head, slot)[c]);
+            dot += static_cast<double>(query[c]) * static_cast<double>(cache.key(1, head, slot)[c]);
           }
           sum += weight[slot] = std::exp(dot / std::sqrt(5.0));
         }
@@ -321,9 +312,9 @@ TEST(SnapKV, SecondPromptIsAFreshWindow) {
   cache.append(3);  // a second prompt of positions 8, 9, 10
   policy.begin(3);
   ASSERT_EQ(policy.wanted_attention_rows(0), 2U);
-  policy.observe_attention(0, GivenRows({{{0, .1F, 0, 0, .3F, .2F, .3F, .1F},
-                                          {.1F, .1F, 0, 0, .3F, 0, .4F, 0, .1F}}})
-                                  .rows());
+  policy.observe_attention(
+      0, GivenRows({{{0, .1F, 0, 0, .3F, .2F, .3F, .1F}, {.1F, .1F, 0, 0, .3F, 0, .4F, 0, .1F}}})
+             .rows());
   policy.end_prefill(cache.view());
   ASSERT_TRUE(policy.should_evict());
   // Positions 1, 2, 4, 5, 6, 7, 8 | 9, 10: sums .1, .2, 0, 0, .6, .2, .7.
@@ -409,11 +400,9 @@ TEST(SnapKV, ForkAndRollback) {
 // Rule R19: an entry that is not finite is no vote; the rest of its row is, and it is counted.
 TEST(SnapKV, NonFiniteEntryIsNoVote) {
   for (const SoftmaxSupport support : {SoftmaxSupport::kAll, SoftmaxSupport::kPast}) {
-    SnapKV policy({.budget = 3,
-                   .observation_window = 2,
-                   .pooling = kNoPooling,
-                   .softmax_support = support},
-                  kOneHead);
+    SnapKV policy(
+        {.budget = 3, .observation_window = 2, .pooling = kNoPooling, .softmax_support = support},
+        kOneHead);
     WindowCache cache(kOneHead, 5);
     feed_rows(policy, cache, {{{.2F, kNaN, .2F, .6F}, {.3F, .1F, .1F, 0, .5F}}});
     EXPECT_EQ(policy.counters().non_finite, 1U);
@@ -512,8 +501,8 @@ TEST(SnapKV, RefusesOptionsThatCannotWork) {
     return [options] { SnapKV policy(options, kModel); };
   };
   EXPECT_TRUE(refuses(make({.observation_window = 0}), {"SnapKV", "observation_window = 0"}));
-  EXPECT_TRUE(refuses(make({.pooling = {.kernel_size = 4}}),
-                      {"SnapKV", "pooling.kernel_size = 4", "odd"}));
+  EXPECT_TRUE(
+      refuses(make({.pooling = {.kernel_size = 4}}), {"SnapKV", "pooling.kernel_size = 4", "odd"}));
   EXPECT_TRUE(refuses(make({.pooling = {.kernel_size = 0}}), {"pooling.kernel_size = 0"}));
   EXPECT_TRUE(refuses(make({.budget = Budget::total(127), .observation_window = 32}),
                       {"SnapKV", "budget = 127"}));

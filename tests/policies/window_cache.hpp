@@ -1,13 +1,6 @@
 #ifndef KVEVICT_TESTS_POLICIES_WINDOW_CACHE_HPP_
 #define KVEVICT_TESTS_POLICIES_WINDOW_CACHE_HPP_
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <stdexcept>
-#include <vector>
-
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/scratch.hpp"
@@ -17,6 +10,13 @@
 #include "kvevict/views/compact.hpp"
 #include "kvevict/views/contiguous_view.hpp"
 #include "support/random.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <vector>
 
 namespace kvevict_test {
 
@@ -44,7 +44,8 @@ class WindowCache {
   void append(std::size_t count) {
     for (std::size_t& length : lengths_) {
       length += count;
-      if (length > capacity_) throw std::logic_error("the test's cache is too small");
+      if (length > capacity_)
+        throw std::logic_error("the test's cache is too small");
     }
   }
   void evict(const kvevict::KeepMask& mask) {
@@ -61,7 +62,8 @@ class WindowCache {
   }
   void fill(Random& random) {
     for (auto* rows : {&keys_, &values_}) {
-      for (float& x : *rows) x = random.eighths();
+      for (float& x : *rows)
+        x = random.eighths();
     }
   }
   /// 0: holds no token; the same for all lanes.
@@ -114,7 +116,8 @@ class WindowQueries {
   WindowQueries(const kvevict::CacheShape& shape, std::size_t num_rows, Random& random)
       : shape_(shape), num_rows_(num_rows) {
     data_.resize(shape.num_layers * shape.num_q_heads * num_rows * shape.head_dim);
-    for (float& x : data_) x = random.eighths();
+    for (float& x : data_)
+      x = random.eighths();
   }
   [[nodiscard]] std::size_t num_rows() const { return num_rows_; }
   [[nodiscard]] kvevict::QueryRows rows(std::size_t layer, std::size_t first,
@@ -145,7 +148,8 @@ void feed_prompt(P& policy, WindowCache& cache, std::size_t len, const WindowQue
     cache.append(count);
     policy.append(count);
     done += count;
-    if (done <= before) continue;
+    if (done <= before)
+      continue;
     const std::size_t first = std::max(done - count, before) - before;
     const std::size_t skipped = queries.num_rows() - (len - before);
     for (std::size_t layer = 0; layer < cache.shape().num_layers; ++layer) {

@@ -1,5 +1,10 @@
 #include "kvevict/scoring/lag_deviation.hpp"
 
+#include "kvevict/kernels/kernels.hpp"
+#include "kvevict/views/contiguous_view.hpp"
+
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -7,11 +12,6 @@
 #include <limits>
 #include <random>
 #include <vector>
-
-#include <gtest/gtest.h>
-
-#include "kvevict/kernels/kernels.hpp"
-#include "kvevict/views/contiguous_view.hpp"
 
 namespace kvevict {
 namespace {
@@ -28,14 +28,15 @@ struct Cache {
 
   Cache(const CacheShape& s, std::size_t n, std::vector<float> k)
       : shape(s), tokens(n), keys(std::move(k)), values(keys) {
-    for (float& value : values) value *= 2.0F;
+    for (float& value : values)
+      value *= 2.0F;
   }
   [[nodiscard]] ContiguousView view() {
-    return {shape, Tensor::hnd(keys.data(), ElementType::kF32, tokens, shape.num_kv_heads,
-                               shape.head_dim),
-            Tensor::hnd(values.data(), ElementType::kF32, tokens, shape.num_kv_heads,
-                        shape.head_dim),
-            tokens};
+    return {
+        shape,
+        Tensor::hnd(keys.data(), ElementType::kF32, tokens, shape.num_kv_heads, shape.head_dim),
+        Tensor::hnd(values.data(), ElementType::kF32, tokens, shape.num_kv_heads, shape.head_dim),
+        tokens};
   }
 };
 
@@ -56,7 +57,8 @@ Cache random_cache(const CacheShape& shape, std::size_t tokens, unsigned seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> value;
   std::vector<float> keys(shape.num_layers * shape.num_kv_heads * tokens * shape.head_dim);
-  for (float& key : keys) key = value(random);
+  for (float& key : keys)
+    key = value(random);
   return {shape, tokens, keys};
 }
 
@@ -91,11 +93,13 @@ std::vector<double> reference(const Cache& cache, std::size_t chunk_len) {
         scaled.push_back(x);
       }
       double centre = 0;
-      for (const double x : scaled) centre += x / static_cast<double>(d);
+      for (const double x : scaled)
+        centre += x / static_cast<double>(d);
       double squares = 0;
-      for (const double x : scaled) squares += (x - centre) * (x - centre);
-      out[t] += std::sqrt(squares / static_cast<double>(d - 1)) /
-                static_cast<double>(s.num_kv_heads);
+      for (const double x : scaled)
+        squares += (x - centre) * (x - centre);
+      out[t] +=
+          std::sqrt(squares / static_cast<double>(d - 1)) / static_cast<double>(s.num_kv_heads);
     }
   }
   return out;
@@ -108,7 +112,8 @@ TEST(LagDeviation, MeetsHandWorkedValues) {
   // (.5, 1, .5), deviation 1/sqrt(12), and token 3 (2, -.5, 1).
   const std::vector<float> expected = {1.0F, 1.527525232F, .288675134F, 1.258305739F};
   const std::vector<float> actual = deviations(cache.view(), 2);
-  for (std::size_t t = 0; t < 4; ++t) EXPECT_NEAR(actual[t], expected[t], 1e-6) << t;
+  for (std::size_t t = 0; t < 4; ++t)
+    EXPECT_NEAR(actual[t], expected[t], 1e-6) << t;
 }
 
 // Case O-13, sample deviation: a constant channel becomes 0 and still counts.
@@ -154,7 +159,8 @@ TEST(LagDeviation, AddsToWhatIsThere) {
   deviation.add(KvPart::kValues, 0, out);
   const std::vector<float> keys = deviations(view, 8);
   const std::vector<float> values = deviations(view, 8, KvPart::kValues);
-  for (std::size_t t = 0; t < 20; ++t) EXPECT_NEAR(out[t], 1.0F + keys[t] + values[t], 1e-5);
+  for (std::size_t t = 0; t < 20; ++t)
+    EXPECT_NEAR(out[t], 1.0F + keys[t] + values[t], 1e-5);
   EXPECT_NEAR(values[0], 2.0F * keys[0], 1e-5);  // raw in the first chunk
   EXPECT_NEAR(values[9], keys[9], 1e-5);         // scaling is gone in the others
 }
@@ -181,7 +187,8 @@ TEST(LagDeviation, SkipsSlotsThatAreNotValid) {
   std::vector<std::size_t> slots;
   for (std::size_t s = 0; s < 27; ++s) {
     valid[s] = s < 3 || (s >= 10 && s < 14) ? 0 : 1;
-    if (valid[s] != 0) slots.push_back(s);
+    if (valid[s] != 0)
+      slots.push_back(s);
   }
   for (std::size_t l = 0; l < 2; ++l) {
     for (std::size_t t = 0; t < 20; ++t) {
@@ -193,7 +200,8 @@ TEST(LagDeviation, SkipsSlotsThatAreNotValid) {
   view.set_valid(valid);
   const std::vector<float> expected = deviations(dense.view(), 4);
   const std::vector<float> actual = deviations(view, 4);
-  for (std::size_t t = 0; t < 20; ++t) EXPECT_EQ(actual[slots[t]], expected[t]) << t;
+  for (std::size_t t = 0; t < 20; ++t)
+    EXPECT_EQ(actual[slots[t]], expected[t]) << t;
 }
 
 // A NaN in one layer is a NaN of the mean: 0 in its own row, and passed over as reference.
@@ -204,7 +212,8 @@ TEST(LagDeviation, NonFiniteValuesCountAsZero) {
               {0, 0, 4, 2, 1, 1, 2, 1,      //
                nan, 0, 4, 2, 1, 1, 2, 1});  //
   const std::vector<float> actual = deviations(cache.view(), 2);
-  for (const float value : actual) EXPECT_TRUE(std::isfinite(value));
+  for (const float value : actual)
+    EXPECT_TRUE(std::isfinite(value));
   EXPECT_EQ(actual[0], 0.0F);  // (0, 0)
   // Channel 0 of chunk 0 is {4}: constant, so 0; channel 1 is [0, 2]: (0, .5).
   EXPECT_NEAR(actual[2], .353553F, 1e-6);

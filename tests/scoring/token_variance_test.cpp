@@ -1,15 +1,15 @@
 #include "kvevict/scoring/token_variance.hpp"
 
+#include "kvevict/kernels/kernels.hpp"
+#include "kvevict/scoring/min_max.hpp"
+#include "kvevict/views/contiguous_view.hpp"
+
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <cstddef>
 #include <limits>
 #include <vector>
-
-#include <gtest/gtest.h>
-
-#include "kvevict/kernels/kernels.hpp"
-#include "kvevict/scoring/min_max.hpp"
-#include "kvevict/views/contiguous_view.hpp"
 
 namespace kvevict {
 namespace {
@@ -44,7 +44,8 @@ TEST(TokenVariance, AveragesOverLayersAndHeads) {
 
 TEST(MinMax, ScalesToTheUnitInterval) {
   MinMax range;
-  for (const float value : {2.0F, 6.0F, 3.0F}) range.add(value);
+  for (const float value : {2.0F, 6.0F, 3.0F})
+    range.add(value);
   EXPECT_EQ(range.scaled(2.0F), 0.0F);
   EXPECT_EQ(range.scaled(3.0F), 0.25F);
   EXPECT_EQ(range.scaled(6.0F), 1.0F);

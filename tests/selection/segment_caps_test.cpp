@@ -1,13 +1,13 @@
 #include "kvevict/selection/segment_caps.hpp"
 
+#include <gtest/gtest.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <span>
 #include <utility>
 #include <vector>
-
-#include <gtest/gtest.h>
 
 namespace kvevict {
 namespace {
@@ -17,12 +17,14 @@ std::vector<std::size_t> left(const SegmentCapOptions& options, std::size_t room
                               std::vector<float> scores, const std::vector<std::size_t>& candidates,
                               const std::vector<std::pair<std::size_t, float>>& importance) {
   std::vector<std::uint64_t> bits((scores.size() + 63) / 64, 0);
-  for (const std::size_t slot : candidates) bits[slot / 64] |= std::uint64_t{1} << (slot % 64);
+  for (const std::size_t slot : candidates)
+    bits[slot / 64] |= std::uint64_t{1} << (slot % 64);
   std::vector<std::uint64_t> keep(bits.size(), 0);
   ScoredLane lane{0, scores, bits, keep};
   SegmentCaps().run(options, room, lane, [&](std::span<const std::uint32_t> slots) {
     for (const auto& [first, value] : importance) {
-      if (first == slots.front()) return value;
+      if (first == slots.front())
+        return value;
     }
     ADD_FAILURE() << "a segment starts at " << slots.front();
     return 0.0F;
@@ -34,7 +36,8 @@ std::vector<std::size_t> left(const SegmentCapOptions& options, std::size_t room
 
 std::vector<std::size_t> range(std::size_t first, std::size_t last) {
   std::vector<std::size_t> slots;
-  for (; first < last; ++first) slots.push_back(first);
+  for (; first < last; ++first)
+    slots.push_back(first);
   return slots;
 }
 
@@ -81,9 +84,9 @@ TEST(SegmentCaps, TiesGoToTheOlder) {
   EXPECT_EQ(left(options, 9, {1, 1, 1, 1, 1, 1}, range(0, 6), {{0, 1.0F}, {2, 1.0F}, {4, 1.0F}}),
             (std::vector<std::size_t>{0, 1, 2}));
   // NaN is the least of both.
-  EXPECT_EQ(left(options, 9, {nan, -1, nan, -1, nan, -1}, range(0, 6),
-                 {{0, nan}, {2, -1.0F}, {4, 0.0F}}),
-            (std::vector<std::size_t>{3, 4, 5}));
+  EXPECT_EQ(
+      left(options, 9, {nan, -1, nan, -1, nan, -1}, range(0, 6), {{0, nan}, {2, -1.0F}, {4, 0.0F}}),
+      (std::vector<std::size_t>{3, 4, 5}));
 }
 
 TEST(SegmentCaps, OfNoCandidatesAreNothing) {

@@ -1,13 +1,13 @@
 #include "kvevict/selection/streaming_top_k.hpp"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <limits>
 #include <optional>
 #include <random>
 #include <vector>
-
-#include <gtest/gtest.h>
 
 namespace kvevict {
 namespace {
@@ -19,11 +19,13 @@ class Reference {
       : budget_(budget), recent_window_(recent_window) {}
 
   void push_prompt(std::size_t count) {
-    for (std::size_t i = 0; i < count; ++i) tokens_.push_back({length_++, 0.0F, true});
+    for (std::size_t i = 0; i < count; ++i)
+      tokens_.push_back({length_++, 0.0F, true});
   }
   void push(float score) { tokens_.push_back({length_++, score, false}); }
   void truncate(std::size_t length) {
-    while (!tokens_.empty() && tokens_.back().position >= length) tokens_.pop_back();
+    while (!tokens_.empty() && tokens_.back().position >= length)
+      tokens_.pop_back();
     length_ = length;
   }
   /// Cuts to the budget; returns the positions that go, ascending.
@@ -31,24 +33,28 @@ class Reference {
     std::vector<bool> keep(tokens_.size(), false);
     std::size_t room = budget_;
     for (std::size_t s = 0; s < tokens_.size(); ++s) {
-      if (!tokens_[s].prompt) continue;
+      if (!tokens_[s].prompt)
+        continue;
       keep[s] = true;
       room -= std::min<std::size_t>(room, 1);
     }
     for (std::size_t age = 0; age < std::min(recent_window_, tokens_.size()); ++age) {
       const std::size_t s = tokens_.size() - 1 - age;
-      if (keep[s] || room == 0) continue;
+      if (keep[s] || room == 0)
+        continue;
       keep[s] = true;
       --room;
     }
     std::vector<std::size_t> rest;
     for (std::size_t s = 0; s < tokens_.size(); ++s) {
-      if (!keep[s]) rest.push_back(s);
+      if (!keep[s])
+        rest.push_back(s);
     }
     std::stable_sort(rest.begin(), rest.end(), [&](std::size_t a, std::size_t b) {
       return kernels::order_key(tokens_[a].score) > kernels::order_key(tokens_[b].score);
     });
-    for (std::size_t i = 0; i < std::min(room, rest.size()); ++i) keep[rest[i]] = true;
+    for (std::size_t i = 0; i < std::min(room, rest.size()); ++i)
+      keep[rest[i]] = true;
     std::vector<std::size_t> gone;
     std::vector<Token> left;
     for (std::size_t s = 0; s < tokens_.size(); ++s) {
@@ -86,7 +92,8 @@ std::vector<std::size_t> drain(StreamingTopK& keep) {
 TEST(StreamingTopK, DropsTheWorstOutsideTheWindow) {
   StreamingTopK keep(5, 2);  // one prompt token, two by score, two recent
   keep.push_prompt(1);
-  for (const float score : {3.0F, 1.0F, 2.0F, 0.0F}) keep.push(score);
+  for (const float score : {3.0F, 1.0F, 2.0F, 0.0F})
+    keep.push(score);
   EXPECT_FALSE(keep.pop());
   keep.push(9.0F);  // positions 1, 2, 3 compete with 3, 1, 2
   EXPECT_EQ(drain(keep), (std::vector<std::size_t>{2}));
@@ -98,7 +105,8 @@ TEST(StreamingTopK, DropsTheWorstOutsideTheWindow) {
 
 TEST(StreamingTopK, TieKeepsTheEarlierToken) {
   StreamingTopK keep(2, 0);
-  for (const float score : {1.0F, 0.0F, -0.0F, 1.0F}) keep.push(score);
+  for (const float score : {1.0F, 0.0F, -0.0F, 1.0F})
+    keep.push(score);
   // R3: of the two zeros the later one goes first, then the other.
   EXPECT_EQ(keep.pop(), std::optional<Position>(2));
   EXPECT_EQ(keep.pop(), std::optional<Position>(1));
@@ -149,7 +157,8 @@ TEST(StreamingTopK, EqualsSelectionOnRandomRuns) {
     prompt(below(12));
     for (std::size_t step = 0; step < 60; ++step) {
       const std::size_t what = below(20);
-      if (what == 0) prompt(below(6));
+      if (what == 0)
+        prompt(below(6));
       if (what == 1) {
         const std::size_t length = keep.length() - std::min(keep.length(), below(15));
         keep.truncate(length);

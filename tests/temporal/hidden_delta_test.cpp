@@ -1,14 +1,14 @@
 #include "kvevict/temporal/hidden_delta.hpp"
 
+#include "kvevict/kernels/kernels.hpp"
+
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <vector>
-
-#include <gtest/gtest.h>
-
-#include "kvevict/kernels/kernels.hpp"
 
 namespace kvevict {
 namespace {
@@ -61,8 +61,8 @@ TEST(HiddenDelta, IsZeroWhereTheTokenBeforeIsMissing) {
 }
 
 TEST(HiddenDelta, NonFiniteVectorSpoilsTwoDifferences) {
-  for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
-                          std::numeric_limits<float>::infinity()}) {
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     HiddenDelta delta(0);
     push(delta, 0, {1, 1});
     EXPECT_FALSE(std::isfinite(push(delta, 1, {1, bad})));
@@ -74,7 +74,8 @@ TEST(HiddenDelta, NonFiniteVectorSpoilsTwoDifferences) {
 TEST(HiddenDelta, RollbackUpToTheReserveIsExact) {
   for (std::size_t max_rollback = 0; max_rollback < 5; ++max_rollback) {
     HiddenDelta delta(max_rollback);
-    for (std::size_t t = 0; t < 20; ++t) push(delta, t, {static_cast<float>(t * t)});
+    for (std::size_t t = 0; t < 20; ++t)
+      push(delta, t, {static_cast<float>(t * t)});
     delta.truncate(sequence_of(20 - max_rollback));
     const std::size_t last = 19 - max_rollback;
     ASSERT_TRUE(delta.remembers(last)) << max_rollback;
@@ -85,7 +86,8 @@ TEST(HiddenDelta, RollbackUpToTheReserveIsExact) {
 TEST(HiddenDelta, DeeperRollbackIsAMissingVector) {
   for (std::size_t max_rollback = 0; max_rollback < 5; ++max_rollback) {
     HiddenDelta delta(max_rollback);
-    for (std::size_t t = 0; t < 20; ++t) push(delta, t, {static_cast<float>(t)});
+    for (std::size_t t = 0; t < 20; ++t)
+      push(delta, t, {static_cast<float>(t)});
     const std::size_t length = 19 - max_rollback;
     delta.truncate(sequence_of(length));
     EXPECT_EQ(push(delta, length, {50}), 0.0) << max_rollback;

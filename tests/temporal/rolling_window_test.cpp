@@ -1,11 +1,11 @@
 #include "kvevict/temporal/rolling_window.hpp"
 
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <cstddef>
 #include <random>
 #include <vector>
-
-#include <gtest/gtest.h>
 
 namespace kvevict {
 namespace {
@@ -58,8 +58,7 @@ TEST(RollingWindow, FlatStretchGivesExactlyZeroAtAnyScale) {
   for (const double scale : {1.0, 1e-12, 1e12}) {
     RollingWindow window(64, 16);
     for (std::size_t t = 0; t < 328; ++t) {
-      const double sample =
-          t < 128 ? 0.1 * (1.0 + static_cast<double>(37 * t % 64) / 64.0) : 0.7;
+      const double sample = t < 128 ? 0.1 * (1.0 + static_cast<double>(37 * t % 64) / 64.0) : 0.7;
       window.push(t, scale * sample);
       ASSERT_TRUE(std::isfinite(window.z_score(1e-6)));
       if (t >= 128 + 63) {
@@ -81,7 +80,8 @@ TEST(RollingWindow, EqualsTheDefinitionOnRandomSamples) {
     window.push(t, all.back());
     const std::size_t n = std::min<std::size_t>(7, all.size());
     double mean = 0;
-    for (std::size_t i = all.size() - n; i < all.size(); ++i) mean += all[i];
+    for (std::size_t i = all.size() - n; i < all.size(); ++i)
+      mean += all[i];
     mean /= static_cast<double>(n);
     double squares = 0;
     for (std::size_t i = all.size() - n; i < all.size(); ++i) {
@@ -102,7 +102,8 @@ TEST(RollingWindow, RollbackUpToTheReserveIsExact) {
     straight.push(t, std::sin(static_cast<double>(t)));
     drafted.push(t, std::sin(static_cast<double>(t)));
   }
-  for (std::size_t t = 10; t < 13; ++t) drafted.push(t, 100.0);
+  for (std::size_t t = 10; t < 13; ++t)
+    drafted.push(t, 100.0);
   drafted.truncate(sequence_of(10));
   EXPECT_EQ(drafted.mean(), straight.mean());
   EXPECT_EQ(drafted.z_score(1e-6), straight.z_score(1e-6));
@@ -111,7 +112,8 @@ TEST(RollingWindow, RollbackUpToTheReserveIsExact) {
 // Seven samples are stored; five are taken back, two are left of a window of four.
 TEST(RollingWindow, DeeperRollbackLeavesAShortWindow) {
   RollingWindow window(4, 3);
-  for (std::size_t t = 0; t < 20; ++t) window.push(t, static_cast<double>(t));
+  for (std::size_t t = 0; t < 20; ++t)
+    window.push(t, static_cast<double>(t));
   window.truncate(sequence_of(15));
   EXPECT_EQ(window.count(), 2U);
   EXPECT_EQ(window.mean(), 13.5);
@@ -132,7 +134,8 @@ TEST(RollingWindow, RollbackGoesByPosition) {
 
 TEST(RollingWindow, ResetForgets) {
   RollingWindow window(4, 2);
-  for (std::size_t t = 0; t < 9; ++t) window.push(t, 3.0);
+  for (std::size_t t = 0; t < 9; ++t)
+    window.push(t, 3.0);
   window.reset();
   EXPECT_EQ(window.count(), 0U);
   window.push(0, 1.0);

@@ -1,16 +1,16 @@
 // The small states over slots: frozen_scores, late_scores, step_sum, and decoded_tokens.
+#include "kvevict/temporal/decoded_tokens.hpp"
+#include "kvevict/temporal/frozen_scores.hpp"
+#include "kvevict/temporal/late_scores.hpp"
+#include "kvevict/temporal/step_sum.hpp"
+
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <cstddef>
 #include <limits>
 #include <span>
 #include <vector>
-
-#include <gtest/gtest.h>
-
-#include "kvevict/temporal/decoded_tokens.hpp"
-#include "kvevict/temporal/frozen_scores.hpp"
-#include "kvevict/temporal/late_scores.hpp"
-#include "kvevict/temporal/step_sum.hpp"
 
 namespace kvevict {
 namespace {
@@ -24,12 +24,15 @@ KeepMask mask_of(const std::vector<bool>& kept) {
   mask.reset(MaskScope::kModel, kShape.num_layers, kShape.num_kv_heads);
   const std::span<std::uint64_t> bits = mask.add_lane(kept.size());
   for (std::size_t s = 0; s < kept.size(); ++s) {
-    if (kept[s]) bits[s / 64] |= std::uint64_t{1} << (s % 64);
+    if (kept[s])
+      bits[s / 64] |= std::uint64_t{1} << (s % 64);
   }
   return mask;
 }
 
-std::vector<float> copy(std::span<const float> values) { return {values.begin(), values.end()}; }
+std::vector<float> copy(std::span<const float> values) {
+  return {values.begin(), values.end()};
+}
 
 TEST(FrozenScores, FollowTheCacheAndShowWhatIsMissing) {
   FrozenScores scores(kShape);
@@ -112,9 +115,8 @@ TEST(DecodedTokens, LieBetweenPromptsWhateverWasEvicted) {
   sequence.append(1);  // position 7
   const auto decoded = [&] {
     std::vector<Position> positions;
-    for_each_decoded_slot(sequence, 0, [&](std::size_t slot) {
-      positions.push_back(sequence.position(0, slot));
-    });
+    for_each_decoded_slot(
+        sequence, 0, [&](std::size_t slot) { positions.push_back(sequence.position(0, slot)); });
     return positions;
   };
   EXPECT_EQ(decoded(), (std::vector<Position>{0, 3, 4, 5, 7}));

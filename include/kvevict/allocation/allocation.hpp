@@ -1,16 +1,16 @@
 #ifndef KVEVICT_ALLOCATION_ALLOCATION_HPP_
 #define KVEVICT_ALLOCATION_ALLOCATION_HPP_
 
+#include "kvevict/config.hpp"
+#include "kvevict/core/budget.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/core/types.hpp"
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <utility>
-
-#include "kvevict/config.hpp"
-#include "kvevict/core/budget.hpp"
-#include "kvevict/core/shape.hpp"
-#include "kvevict/core/types.hpp"
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -22,9 +22,9 @@ enum class Competition : std::uint8_t {
 };
 
 [[nodiscard]] constexpr auto enum_names(Competition /*type*/) noexcept {
-  return std::array<std::pair<std::string_view, Competition>, 3>{
-      {{"lane", Competition::kLane}, {"layer", Competition::kLayer},
-       {"model", Competition::kModel}}};
+  return std::array<std::pair<std::string_view, Competition>, 3>{{{"lane", Competition::kLane},
+                                                                  {"layer", Competition::kLayer},
+                                                                  {"model", Competition::kModel}}};
 }
 
 /// Who gets how much: the lanes of a pool share the sum of their budgets.
@@ -37,10 +37,11 @@ struct Allocation {
   /// Pools that `num_lanes` lanes of `shape` form.
   [[nodiscard]] std::size_t num_pools(const CacheShape& shape,
                                       std::size_t num_lanes) const noexcept {
-    if (competition == Competition::kModel) return 1;
-    return competition == Competition::kLane ? num_lanes
-                                             : (num_lanes < shape.num_layers ? num_lanes
-                                                                             : shape.num_layers);
+    if (competition == Competition::kModel)
+      return 1;
+    return competition == Competition::kLane
+               ? num_lanes
+               : (num_lanes < shape.num_layers ? num_lanes : shape.num_layers);
   }
   /// Tokens that one lane may keep of `seq_len`, those that went before included.
   [[nodiscard]] std::size_t lane_budget(const CacheShape& shape,
@@ -51,9 +52,11 @@ struct Allocation {
   /// entries that are left go to the first pools, one each.
   [[nodiscard]] std::size_t remainder(const CacheShape& shape, std::size_t num_lanes,
                                       std::size_t pool) const noexcept {
-    if (!budget.is_total()) return 0;
+    if (!budget.is_total())
+      return 0;
     const std::size_t per_lane = shape.num_layers * shape.num_kv_heads / num_lanes;
-    const std::size_t left = (budget.count() - lane_budget(shape, 0) * num_lanes * per_lane) / per_lane;
+    const std::size_t left =
+        (budget.count() - lane_budget(shape, 0) * num_lanes * per_lane) / per_lane;
     const std::size_t pools = num_pools(shape, num_lanes);
     return left / pools + (pool < left % pools ? 1 : 0);
   }

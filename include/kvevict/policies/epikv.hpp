@@ -1,19 +1,19 @@
 #ifndef KVEVICT_POLICIES_EPIKV_HPP_
 #define KVEVICT_POLICIES_EPIKV_HPP_
 
-#include <algorithm>
-#include <cstddef>
-#include <span>
-#include <string_view>
-#include <tuple>
-#include <vector>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/policies/epikv_rules.hpp"
 #include "kvevict/policies/policy.hpp"
 #include "kvevict/selection/streaming_top_k.hpp"
 #include "kvevict/temporal/hidden_trend.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -69,7 +69,8 @@ struct EpiKVOptions {
 /// prompt, those of its last token. Without them the first difference is 0 and enters the window.
 /// Left open by the paper: several tokens in a step are scored one by one; a vector that is not
 /// finite spoils the two differences it is part of, whose tokens score 0; equal scores keep the
-/// older token.
+/// older token. A rollback of more than max_rollback tokens leaves shorter windows and a first
+/// difference of 0.
 template <class Variant>
 class EpiKVMethod {
  public:
@@ -79,9 +80,8 @@ class EpiKVMethod {
   static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
 
   EpiKVMethod(const Options& options, const CacheShape& shape)
-      : budget_(options.budget),
-        recency_(detail::epikv_recency(kName, options.budget, options.recent_window, shape)),
-        shape_(shape),
+      : budget_(detail::epikv_budget(kName, options.budget, shape)),
+        recency_(detail::epikv_recency(options.recent_window, budget_)),
         hidden_(shape, bands(options, shape), Variant::kStatistic,
                 detail::epikv_window(kName, options.window), options.max_rollback) {}
 
@@ -95,9 +95,7 @@ class EpiKVMethod {
   }
   [[nodiscard]] auto state() noexcept { return std::tie(hidden_); }
 
-  [[nodiscard]] bool wants_hidden(std::size_t layer) const noexcept {
-    return hidden_.wants(layer);
-  }
+  [[nodiscard]] bool wants_hidden(std::size_t layer) const noexcept { return hidden_.wants(layer); }
   std::size_t observe_hidden(std::size_t layer, const HiddenRows& rows, const Sequence& sequence,
                              const kernels::KernelSet& kernel) {
     return hidden_.observe(layer, rows, sequence, kernel);
@@ -111,11 +109,9 @@ class EpiKVMethod {
   [[nodiscard]] std::span<const float> scores() const noexcept { return hidden_.scores(); }
 
   /// The same decisions in O(log K) a token, for engines that put the next token where the evicted
-  /// one was. The policy then only scores (append and observe_hidden, no apply); feed scores().back()
-  /// of every decoded token.
-  [[nodiscard]] StreamingTopK streaming() const {
-    return {budget_.tokens_of(0, shape_.num_layers * shape_.num_kv_heads), recency_};
-  }
+  /// one was. The policy then only scores, without should_evict, select and apply: push the newest
+  /// of scores() for every decoded token.
+  [[nodiscard]] StreamingTopK streaming() const { return {budget_, recency_}; }
 
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
@@ -140,9 +136,8 @@ class EpiKVMethod {
              -options.weight_b}};
   }
 
-  Budget budget_;
+  std::size_t budget_;
   std::size_t recency_;
-  CacheShape shape_;
   HiddenTrend hidden_;
 };
 

@@ -1,13 +1,6 @@
 #ifndef KVEVICT_POLICIES_EPIKV_ATTENTION_HPP_
 #define KVEVICT_POLICIES_EPIKV_ATTENTION_HPP_
 
-#include <algorithm>
-#include <cstddef>
-#include <span>
-#include <string_view>
-#include <tuple>
-#include <vector>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/slot_array.hpp"
@@ -17,6 +10,13 @@
 #include "kvevict/scoring/row_sums.hpp"
 #include "kvevict/temporal/decoded_tokens.hpp"
 #include "kvevict/temporal/hidden_trend.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -53,8 +53,8 @@ class EpiKVAttentionMethod {
                 BandStatistic::kZScore, detail::epikv_window(kName, options.window),
                 options.max_rollback),
         attention_(shape, MaskScope::kModel) {
-    options_.recent_window =
-        detail::epikv_recency(kName, options.budget, options.recent_window, shape);
+    options_.recent_window = detail::epikv_recency(
+        options.recent_window, detail::epikv_budget(kName, options.budget, shape));
   }
 
   [[nodiscard]] MaskScope scope() const noexcept { return MaskScope::kModel; }
@@ -69,9 +69,7 @@ class EpiKVAttentionMethod {
   }
   [[nodiscard]] auto state() noexcept { return std::tie(hidden_, attention_); }
 
-  [[nodiscard]] bool wants_hidden(std::size_t layer) const noexcept {
-    return hidden_.wants(layer);
-  }
+  [[nodiscard]] bool wants_hidden(std::size_t layer) const noexcept { return hidden_.wants(layer); }
   std::size_t observe_hidden(std::size_t layer, const HiddenRows& rows, const Sequence& sequence,
                              const kernels::KernelSet& kernel) {
     return hidden_.observe(layer, rows, sequence, kernel);
@@ -92,14 +90,15 @@ class EpiKVAttentionMethod {
     MinMax attention_range;
     MinMax hidden_range;
     for_each_decoded_slot(input.sequence, lane, [&](std::size_t slot) {
-      if (!valid.empty() && valid[slot] == 0) return;
+      if (!valid.empty() && valid[slot] == 0)
+        return;
       attention_range.add(attention[slot]);
       hidden_range.add(hidden[slot]);
     });
     const auto weight = static_cast<float>(options_.hidden_weight);
     for (std::size_t slot = 0; slot < out.size(); ++slot) {
-      out[slot] = attention_range.scaled(attention[slot]) +
-                  weight * hidden_range.scaled(hidden[slot]);
+      out[slot] =
+          attention_range.scaled(attention[slot]) + weight * hidden_range.scaled(hidden[slot]);
     }
   }
 

@@ -1,6 +1,17 @@
 #ifndef KVEVICT_POLICIES_EPIKV_KEY_VALUE_HPP_
 #define KVEVICT_POLICIES_EPIKV_KEY_VALUE_HPP_
 
+#include "kvevict/config.hpp"
+#include "kvevict/core/budget.hpp"
+#include "kvevict/policies/epikv_rules.hpp"
+#include "kvevict/policies/policy.hpp"
+#include "kvevict/scoring/kv_part.hpp"
+#include "kvevict/scoring/token_variance.hpp"
+#include "kvevict/selection/streaming_top_k.hpp"
+#include "kvevict/temporal/decoded_tokens.hpp"
+#include "kvevict/temporal/frozen_scores.hpp"
+#include "kvevict/temporal/rolling_window.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -8,16 +19,6 @@
 #include <string_view>
 #include <tuple>
 #include <vector>
-
-#include "kvevict/config.hpp"
-#include "kvevict/core/budget.hpp"
-#include "kvevict/policies/epikv_rules.hpp"
-#include "kvevict/policies/policy.hpp"
-#include "kvevict/scoring/kv_part.hpp"
-#include "kvevict/scoring/token_variance.hpp"
-#include "kvevict/temporal/decoded_tokens.hpp"
-#include "kvevict/temporal/frozen_scores.hpp"
-#include "kvevict/temporal/rolling_window.hpp"
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -48,8 +49,8 @@ class EpiKVKeyValueMethod {
   static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
 
   EpiKVKeyValueMethod(const Options& options, const CacheShape& shape)
-      : budget_(options.budget),
-        recency_(detail::epikv_recency(kName, options.budget, options.recent_window, shape)),
+      : budget_(detail::epikv_budget(kName, options.budget, shape)),
+        recency_(detail::epikv_recency(options.recent_window, budget_)),
         window_(detail::epikv_window(kName, options.window), options.max_rollback),
         scores_(shape) {}
 
@@ -71,7 +72,8 @@ class EpiKVKeyValueMethod {
     std::size_t non_finite = 0;
     for (float& score : step_scores_) {
       const bool finite = std::isfinite(score);
-      if (finite) window_.push(position, static_cast<double>(score));
+      if (finite)
+        window_.push(position, static_cast<double>(score));
       score = finite ? static_cast<float>(window_.mean()) : 0.0F;
       non_finite += finite ? 0 : 1;
       ++position;
@@ -87,6 +89,11 @@ class EpiKVKeyValueMethod {
   /// [seq_len] frozen score of each slot; -infinity where none was given.
   [[nodiscard]] std::span<const float> scores() const noexcept { return scores_.values(); }
 
+  /// The same decisions in O(log K) a token, as for EpiKV. The view of such an engine maps slots to
+  /// memory token by token, evicted ones too (PagedView with pages of one slot); only the newest
+  /// are read.
+  [[nodiscard]] StreamingTopK streaming() const { return {budget_, recency_}; }
+
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
     visit("budget", options.budget);
@@ -96,7 +103,7 @@ class EpiKVKeyValueMethod {
   }
 
  private:
-  Budget budget_;
+  std::size_t budget_;
   std::size_t recency_;
   RollingWindow window_;
   FrozenScores scores_;

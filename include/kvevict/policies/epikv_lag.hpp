@@ -1,12 +1,6 @@
 #ifndef KVEVICT_POLICIES_EPIKV_LAG_HPP_
 #define KVEVICT_POLICIES_EPIKV_LAG_HPP_
 
-#include <algorithm>
-#include <cstddef>
-#include <span>
-#include <string_view>
-#include <tuple>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/error.hpp"
@@ -17,12 +11,18 @@
 #include "kvevict/temporal/decoded_tokens.hpp"
 #include "kvevict/temporal/late_scores.hpp"
 
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <string_view>
+#include <tuple>
+
 KVEVICT_NAMESPACE_BEGIN
 
 struct EpiKVLagOptions {
   Budget budget = 1024;                       ///< tokens kept, prompt included (paper: K)
   std::size_t recent_window = kEpiKVRecency;  ///< newest tokens kept (R); unset: min(128, K / 4)
-  std::size_t chunk_len = 128;                ///< tokens per chunk; each is scaled by the one before
+  std::size_t chunk_len = 128;  ///< tokens per chunk; each is scaled by the one before
   bool frozen = false;  ///< keep a token's first score instead of scoring anew at every eviction
 };
 
@@ -47,8 +47,8 @@ class EpiKVLagMethod {
 
   EpiKVLagMethod(const Options& options, const CacheShape& shape)
       : options_(options), frozen_(shape) {
-    options_.recent_window =
-        detail::epikv_recency(kName, options.budget, options.recent_window, shape);
+    options_.recent_window = detail::epikv_recency(
+        options.recent_window, detail::epikv_budget(kName, options.budget, shape));
     detail::require(options.chunk_len > 0, kName, "chunk_len", options.chunk_len, "must be > 0");
   }
 
@@ -68,23 +68,27 @@ class EpiKVLagMethod {
     if (options_.frozen) {
       first = out.size();
       for_each_decoded_slot(input.sequence, lane, [&](std::size_t slot) {
-        if (!frozen_.is_frozen(slot)) first = std::min(first, slot);
+        if (!frozen_.is_frozen(slot))
+          first = std::min(first, slot);
       });
     }
     LagDeviation deviation(input.view, options_.chunk_len, input.kernel, input.scratch);
     deviation.add(KvPart::kKeys, first, out);
-    if constexpr (kWithValues) deviation.add(KvPart::kValues, first, out);
-    if (!options_.frozen) return;
+    if constexpr (kWithValues)
+      deviation.add(KvPart::kValues, first, out);
+    if (!options_.frozen)
+      return;
     for (std::size_t slot = 0; slot < out.size(); ++slot) {
-      if (frozen_.is_frozen(slot)) out[slot] = frozen_.values()[slot];
+      if (frozen_.is_frozen(slot))
+        out[slot] = frozen_.values()[slot];
     }
   }
   void normalise(std::span<ScoredLane> lanes, const ScoreInput& /*input*/) const {
-    if (!options_.frozen) return;
+    if (!options_.frozen)
+      return;
     frozen_.clear_proposals();
-    detail::for_each_bit(lanes[0].candidates, [&](std::size_t slot) {
-      frozen_.propose(slot, lanes[0].scores[slot]);
-    });
+    detail::for_each_bit(lanes[0].candidates,
+                         [&](std::size_t slot) { frozen_.propose(slot, lanes[0].scores[slot]); });
   }
 
   template <class Visit>

@@ -1,16 +1,16 @@
 #ifndef KVEVICT_POLICIES_EPIKV_RULES_HPP_
 #define KVEVICT_POLICIES_EPIKV_RULES_HPP_
 
+#include "kvevict/config.hpp"
+#include "kvevict/core/budget.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/core/shape.hpp"
+
 #include <algorithm>
 #include <cstddef>
 #include <limits>
 #include <string_view>
 #include <vector>
-
-#include "kvevict/config.hpp"
-#include "kvevict/core/budget.hpp"
-#include "kvevict/core/error.hpp"
-#include "kvevict/core/shape.hpp"
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -30,21 +30,24 @@ inline constexpr std::size_t kEpiKVLayerB = 21;
 
 namespace detail {
 
-/// The recent window that `recent_window` stands for. Throws where K is not a number of tokens: a
-/// share of a cache that is cut in every step has no meaning.
-[[nodiscard]] inline std::size_t epikv_recency(std::string_view where, const Budget& budget,
-                                               std::size_t recent_window,
-                                               const CacheShape& shape) {
+/// K in tokens. Throws where it is a share: of a cache that is cut in every step that has no
+/// meaning.
+[[nodiscard]] inline std::size_t epikv_budget(std::string_view where, const Budget& budget,
+                                              const CacheShape& shape) {
   require(budget.is_tokens() || budget.is_total(), where, "budget", budget.count(),
           "must be a number of tokens or a total, not a share");
-  if (recent_window != kEpiKVRecency) return recent_window;
-  return std::min<std::size_t>(
-      128, budget.tokens_of(0, shape.num_layers * shape.num_kv_heads) / 4);
+  return budget.tokens_of(0, shape.num_layers * shape.num_kv_heads);
 }
 
-/// `given`, checked, or blocks [first, last] of the paper's 32 at the same share of the depth: block
-/// l becomes round(l L / 32), half up. Other depths were not validated by the authors. Below three
-/// layers 10 and 21 fall together and their difference is 0.
+/// The recent window that the option stands for.
+[[nodiscard]] constexpr std::size_t epikv_recency(std::size_t recent_window,
+                                                  std::size_t budget) noexcept {
+  return recent_window == kEpiKVRecency ? std::min<std::size_t>(128, budget / 4) : recent_window;
+}
+
+/// `given`, checked, or blocks [first, last] of the paper's 32 at the same share of the depth:
+/// block l becomes round(l L / 32), half up. Other depths were not validated by the authors. Below
+/// three layers 10 and 21 fall together and their difference is 0.
 [[nodiscard]] inline std::vector<std::size_t> epikv_layers(std::string_view where,
                                                            std::string_view field,
                                                            std::vector<std::size_t> given,
@@ -53,7 +56,8 @@ namespace detail {
   for (const std::size_t layer : given) {
     require(layer < num_layers, where, field, layer, "must be < num_layers");
   }
-  if (!given.empty()) return given;
+  if (!given.empty())
+    return given;
   const auto at_depth = [&](std::size_t layer) {
     return std::min((layer * num_layers + 16) / 32, num_layers - 1);
   };

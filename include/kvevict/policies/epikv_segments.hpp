@@ -1,15 +1,6 @@
 #ifndef KVEVICT_POLICIES_EPIKV_SEGMENTS_HPP_
 #define KVEVICT_POLICIES_EPIKV_SEGMENTS_HPP_
 
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string_view>
-#include <tuple>
-#include <vector>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/error.hpp"
@@ -21,6 +12,15 @@
 #include "kvevict/selection/segment_caps.hpp"
 #include "kvevict/temporal/hidden_trend.hpp"
 #include "kvevict/temporal/step_sum.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -50,12 +50,15 @@ class AttentionEntropy {
   [[nodiscard]] float importance(const ScoreInput& /*input*/,
                                  std::span<const std::uint32_t> slots) const noexcept {
     double sum = 0.0;
-    for (const std::uint32_t slot : slots) sum += static_cast<double>(row_.values()[slot]);
-    if (!(sum > 0.0)) return -std::log(static_cast<float>(slots.size()));
+    for (const std::uint32_t slot : slots)
+      sum += static_cast<double>(row_.values()[slot]);
+    if (!(sum > 0.0))
+      return -std::log(static_cast<float>(slots.size()));
     double entropy = 0.0;
     for (const std::uint32_t slot : slots) {
       const double share = static_cast<double>(row_.values()[slot]) / sum;
-      if (share > 0.0) entropy -= share * std::log(share);
+      if (share > 0.0)
+        entropy -= share * std::log(share);
     }
     return static_cast<float>(-entropy);
   }
@@ -83,7 +86,8 @@ class KeyVariance {
     const std::span<float> variances = input.scratch.floats(2, slots.back() + 1 - first);
     token_variances(input.view, KvPart::kKeys, first, input.kernel, input.scratch, variances);
     double sum = 0.0;
-    for (const std::uint32_t slot : slots) sum += static_cast<double>(variances[slot - first]);
+    for (const std::uint32_t slot : slots)
+      sum += static_cast<double>(variances[slot - first]);
     return static_cast<float>(sum / static_cast<double>(slots.size()));
   }
 };
@@ -117,8 +121,8 @@ class EpiKVSegmentsMethod {
   static constexpr AttentionUse kAttentionUse = Importance::kAttentionUse;
 
   EpiKVSegmentsMethod(const Options& options, const CacheShape& shape)
-      : budget_(options.budget.tokens_of(0, shape.num_layers * shape.num_kv_heads)),
-        recency_(detail::epikv_recency(kName, options.budget, options.recent_window, shape)),
+      : budget_(detail::epikv_budget(kName, options.budget, shape)),
+        recency_(detail::epikv_recency(options.recent_window, budget_)),
         caps_{options.segment_len, {options.cap_high, options.cap_middle, options.cap_low}},
         hidden_(shape,
                 {{detail::epikv_layers(kName, "layers_a", options.layers_a, kEpiKVLayerA,
@@ -145,9 +149,7 @@ class EpiKVSegmentsMethod {
     return std::tuple_cat(std::tie(hidden_), importance_.state());
   }
 
-  [[nodiscard]] bool wants_hidden(std::size_t layer) const noexcept {
-    return hidden_.wants(layer);
-  }
+  [[nodiscard]] bool wants_hidden(std::size_t layer) const noexcept { return hidden_.wants(layer); }
   std::size_t observe_hidden(std::size_t layer, const HiddenRows& rows, const Sequence& sequence,
                              const kernels::KernelSet& kernel) {
     return hidden_.observe(layer, rows, sequence, kernel);
@@ -169,10 +171,9 @@ class EpiKVSegmentsMethod {
   }
   void normalise(std::span<ScoredLane> lanes, const ScoreInput& input) const {
     const std::size_t held = detail::count_bits(lanes[0].keep);
-    segments_.run(caps_, budget_ > held ? budget_ - held : 0, lanes[0],
-                  [&](std::span<const std::uint32_t> slots) {
-                    return importance_.importance(input, slots);
-                  });
+    segments_.run(
+        caps_, budget_ > held ? budget_ - held : 0, lanes[0],
+        [&](std::span<const std::uint32_t> slots) { return importance_.importance(input, slots); });
   }
 
   template <class Visit>

@@ -1,16 +1,6 @@
 #ifndef KVEVICT_POLICIES_LAPROX_HPP_
 #define KVEVICT_POLICIES_LAPROX_HPP_
 
-#include <algorithm>
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <string_view>
-#include <tuple>
-#include <utility>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/error.hpp"
@@ -22,6 +12,16 @@
 #include "kvevict/scoring/output_projection.hpp"
 #include "kvevict/scoring/pooling.hpp"
 #include "kvevict/scoring/projected_norms.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <utility>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -95,7 +95,8 @@ class LaProxMethod {
                     kName, "pooling.kernel_size", options.pooling.kernel_size,
                     "needs pool_stage product with the exact reading, whose attention and values "
                     "do not come apart");
-    if (options.value_factor != ValueFactor::kProjected) return;
+    if (options.value_factor != ValueFactor::kProjected)
+      return;
     check_projection(options.output_projection.get(), shape);
   }
 
@@ -153,7 +154,8 @@ class LaProxMethod {
                     values, input.kernel, input.scratch, p);
     }
     for (std::size_t i = 0; !lane.valid.empty() && i < p.size(); ++i) {
-      if (lane.valid[first + i] == 0) p[i] = 0.0F;  // nothing is there (rule R9)
+      if (lane.valid[first + i] == 0)
+        p[i] = 0.0F;  // nothing is there (rule R9)
     }
     if (pools_product) {
       const std::span<float> products = input.scratch.floats(2, p.size());
@@ -173,10 +175,10 @@ class LaProxMethod {
       const std::span<ScoredLane> layer = lanes.first(num_kv_heads);
       double sum = 0.0;
       for (const ScoredLane& lane : layer) {
-        sum += scores_window() ? finite_sum(lane.scores)
-                               : finite_sum(lane.scores, lane.candidates);
+        sum += scores_window() ? finite_sum(lane.scores) : finite_sum(lane.scores, lane.candidates);
       }
-      for (const ScoredLane& lane : layer) divide_by_sum(sum, lane.scores);
+      for (const ScoredLane& lane : layer)
+        divide_by_sum(sum, lane.scores);
     }
   }
 

@@ -1,14 +1,6 @@
 #ifndef KVEVICT_POLICIES_POLICY_HPP_
 #define KVEVICT_POLICIES_POLICY_HPP_
 
-#include <algorithm>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string_view>
-#include <tuple>
-
 #include "kvevict/allocation/allocation.hpp"
 #include "kvevict/config.hpp"
 #include "kvevict/core/counters.hpp"
@@ -25,6 +17,14 @@
 #include "kvevict/kernels/kernels.hpp"
 #include "kvevict/scoring/attention_rows.hpp"
 #include "kvevict/selection/pool_selection.hpp"
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <tuple>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -49,22 +49,22 @@ struct ScoreInput {
 ///
 /// Optional members: begin(sequence); observe_rows(group_rows, sequence, kernel) with
 /// wanted_rows(sequence, layer) and end_layer(layer, sequence, kernel); observe_hidden(layer,
-/// rows, sequence, kernel) with wants_hidden(layer); observe_cache(input), once a step; score(input,
-/// lane, out), without which every candidate is equal; normalise(lanes, input), run over all lanes
-/// of a pool before selection. The observe members return how many samples were not finite.
+/// rows, sequence, kernel) with wants_hidden(layer); observe_cache(input), once a step;
+/// score(input, lane, out), without which every candidate is equal; normalise(lanes, input), run
+/// over all lanes of a pool before selection. The observe members return how many samples were not
+/// finite.
 template <class Method>
-concept PolicyMethod =
-    requires(Method& method, const Method& constant, const Sequence& sequence) {
-      typename Method::Options;
-      { Method::kName } -> std::convertible_to<std::string_view>;
-      { Method::kRequiredInputs } -> std::convertible_to<Inputs>;
-      { Method::kAttentionUse } -> std::convertible_to<AttentionUse>;
-      { constant.scope() } -> std::same_as<MaskScope>;
-      { constant.trigger() } -> std::same_as<Trigger>;
-      { constant.protection(sequence) } -> std::same_as<Protection>;
-      { constant.allocation(sequence) } -> std::same_as<Allocation>;
-      method.state();
-    };
+concept PolicyMethod = requires(Method& method, const Method& constant, const Sequence& sequence) {
+  typename Method::Options;
+  { Method::kName } -> std::convertible_to<std::string_view>;
+  { Method::kRequiredInputs } -> std::convertible_to<Inputs>;
+  { Method::kAttentionUse } -> std::convertible_to<AttentionUse>;
+  { constant.scope() } -> std::same_as<MaskScope>;
+  { constant.trigger() } -> std::same_as<Trigger>;
+  { constant.protection(sequence) } -> std::same_as<Protection>;
+  { constant.allocation(sequence) } -> std::same_as<Allocation>;
+  method.state();
+};
 
 /// An eviction policy for one sequence: the life of a cache, the same for every method.
 ///
@@ -97,7 +97,8 @@ class Policy {
   void begin(std::size_t prompt_len, std::span<const PositionSpan> pinned = {}) {
     sequence_.begin(prompt_len, pinned);
     prefill_ended_ = false;
-    if constexpr (requires { method_.begin(sequence_); }) method_.begin(sequence_);
+    if constexpr (requires { method_.begin(sequence_); })
+      method_.begin(sequence_);
   }
 
   /// `count` tokens were written to the end of every lane: a chunk of a prompt, a decode step, or
@@ -129,12 +130,12 @@ class Policy {
   }
 
   /// Softmax rows of the newest tokens. More rows than wanted may be given; the newest are used.
-  void observe_attention(std::size_t layer, const AttentionRows& rows)
-    requires(kAttentionUse != AttentionUse::kNone)
-  {
+  void observe_attention(std::size_t layer,
+                         const AttentionRows& rows) requires(kAttentionUse != AttentionUse::kNone) {
     append_implied();
     const std::size_t wanted = wanted_attention_rows(layer);
-    if (wanted == 0) return;
+    if (wanted == 0)
+      return;
     check_rows(layer, rows.num_q_heads, rows.num_rows, wanted);
     detail::require(static_cast<std::size_t>(rows.row_stride) >= longest_lane(layer), kName,
                     "AttentionRows.row_stride", rows.row_stride, "must cover the longest lane");
@@ -148,26 +149,27 @@ class Policy {
   /// Queries of the newest tokens, whose rows are computed from the view: the same as handing
   /// over the rows.
   template <KvCacheView View>
-  void observe_queries(std::size_t layer, const QueryRows& queries, const View& view)
-    requires(kAttentionUse != AttentionUse::kNone)
-  {
+  void observe_queries(std::size_t layer, const QueryRows& queries,
+                       const View& view) requires(kAttentionUse != AttentionUse::kNone) {
     append_implied();
     const std::size_t wanted = wanted_attention_rows(layer);
-    if (wanted == 0) return;
+    if (wanted == 0)
+      return;
     check_rows(layer, queries.num_q_heads, queries.num_rows, wanted);
     for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
       const Lane lane = view.lane(layer, head);
       check_lane(lane, layer, head, Inputs::kKeys);
-      rows_from_queries_.visit(queries, shape_, layer, head, lane, sequence_.length(), wanted,
-                               *kernel_, [&](const GroupRows& group) { observe_group(group); });
+      counters_.non_finite +=
+          rows_from_queries_.visit(queries, shape_, layer, head, lane, sequence_.length(), wanted,
+                                   *kernel_, [&](const GroupRows& group) { observe_group(group); });
     }
     end_layer(layer);
   }
   /// Hidden states of the newest tokens after block `layer`.
-  void observe_hidden(std::size_t layer, const HiddenRows& rows)
-    requires requires(Method& m, const Sequence& s, const kernels::KernelSet& k) {
-      m.observe_hidden(layer, rows, s, k);
-    }
+  void observe_hidden(std::size_t layer, const HiddenRows& rows) requires
+      requires(Method& m, const Sequence& s, const kernels::KernelSet& k) {
+    m.observe_hidden(layer, rows, s, k);
+  }
   {
     append_implied();
     detail::require(layer < shape_.num_layers, kName, "layer", layer, "must be < num_layers");
@@ -182,19 +184,21 @@ class Policy {
       append_implied();
       const ViewRef ref = as_view_ref(view);
       check_view(ref);
-      counters_.non_finite +=
-          method_.observe_cache(ScoreInput{ref, sequence_, *kernel_, scratch_});
+      counters_.non_finite += method_.observe_cache(ScoreInput{ref, sequence_, *kernel_, scratch_});
     }
   }
   /// Whether observe_cache does anything.
   [[nodiscard]] static constexpr bool wants_cache() noexcept {
-    return requires(Method& m, const ScoreInput& input) { m.observe_cache(input); };
+    return requires(Method & m, const ScoreInput& input) {
+      m.observe_cache(input);
+    };
   }
 
   /// The prompt is complete and attended.
   template <KvCacheView View>
   void end_prefill(const View& view) {
-    if (sequence_.pending_prompt() > 0) append(sequence_.pending_prompt());
+    if (sequence_.pending_prompt() > 0)
+      append(sequence_.pending_prompt());
     check_view(as_view_ref(view));
     prefill_ended_ = true;
   }
@@ -281,7 +285,8 @@ class Policy {
     std::apply([&](auto&... state) { (visit(state), ...); }, method_.state());
   }
   void append_implied() {
-    if (const std::size_t count = sequence_.implied_append(); count > 0) append(count);
+    if (const std::size_t count = sequence_.implied_append(); count > 0)
+      append(count);
   }
   [[nodiscard]] std::size_t step_len() const noexcept {
     const std::size_t implied = sequence_.implied_append();
@@ -329,7 +334,8 @@ class Policy {
                     "missing?)");
     detail::require(lane.valid.empty() || lane.valid.size() >= lane.seq_len, kName,
                     "Lane.valid.size()", lane.valid.size(), "must be 0 or at least seq_len");
-    if (lane.seq_len == 0) return;
+    if (lane.seq_len == 0)
+      return;
     detail::require(lane.keys.present() || !covers(needed, Inputs::kKeys), kName,
                     "Lane.keys.present()", 0, "must be 1, keys are read");
     detail::require(lane.values.present() || !covers(needed, Inputs::kValues), kName,

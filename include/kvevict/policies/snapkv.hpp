@@ -1,15 +1,6 @@
 #ifndef KVEVICT_POLICIES_SNAPKV_HPP_
 #define KVEVICT_POLICIES_SNAPKV_HPP_
 
-#include <algorithm>
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string_view>
-#include <tuple>
-#include <utility>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/error.hpp"
@@ -18,6 +9,15 @@
 #include "kvevict/scoring/group_reduce.hpp"
 #include "kvevict/scoring/observation_window.hpp"
 #include "kvevict/scoring/pooling.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <utility>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -39,7 +39,7 @@ struct SnapKVOptions {
   std::size_t observation_window = 32;  ///< last tokens of the prompt, whose queries vote
   Pooling pooling = {.kind = PoolKind::kAverage, .kernel_size = 5};
   GroupReduce group_reduce = GroupReduce::kMean;  ///< over the query heads of a group
-  bool pool_first = false;   ///< pool each query head and then reduce the group (kvpress)
+  bool pool_first = false;  ///< pool each query head and then reduce the group (kvpress)
   SoftmaxSupport softmax_support = SoftmaxSupport::kAll;
   bool protect_window = true;  ///< false: the window's own tokens compete like all others
 };
@@ -86,19 +86,19 @@ class SnapKVMethod {
   }
   std::size_t observe_rows(const GroupRows& rows, const Sequence& sequence,
                            const kernels::KernelSet& kernel) {
-    if (options_.softmax_support == SoftmaxSupport::kAll) return columns_.observe(rows, kernel);
-    return columns_.observe(rows, kernel,
-                            past_of_window(sequence, rows.layer, rows.kv_head,
-                                           options_.observation_window));
+    if (options_.softmax_support == SoftmaxSupport::kAll)
+      return columns_.observe(rows, kernel);
+    return columns_.observe(
+        rows, kernel,
+        past_of_window(sequence, rows.layer, rows.kv_head, options_.observation_window));
   }
 
   void score(const ScoreInput& input, std::size_t lane, std::span<float> out) const {
     const CacheShape& shape = input.sequence.shape();
     const std::size_t layer = shape.first_layer(MaskScope::kHead, lane);
     const std::size_t head = shape.first_head(MaskScope::kHead, lane);
-    const ObservationWindow window =
-        find_observation_window(input.sequence, lane, options_.observation_window,
-                                input.view.lane(layer, head).valid);
+    const ObservationWindow window = find_observation_window(
+        input.sequence, lane, options_.observation_window, input.view.lane(layer, head).valid);
     const std::size_t end = options_.protect_window ? window.prefix_end : window.prompt_end;
     const std::size_t count = end - window.first;
     std::fill(out.begin(), out.end(), 0.0F);

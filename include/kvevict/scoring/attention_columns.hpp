@@ -1,14 +1,6 @@
 #ifndef KVEVICT_SCORING_ATTENTION_COLUMNS_HPP_
 #define KVEVICT_SCORING_ATTENTION_COLUMNS_HPP_
 
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <vector>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/sequence.hpp"
@@ -16,6 +8,14 @@
 #include "kvevict/core/slot_array.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/scoring/attention_rows.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -28,10 +28,10 @@ enum class RowReduce : std::uint8_t {
 
 /// When the query heads of a group come together, and which arrays are left.
 enum class HeadReduce : std::uint8_t {
-  kNone,            ///< not here: one array per query head
-  kGroupMean,       ///< mean over the group, row by row, before rows are reduced; per KV head
-  kLayerMean,       ///< the same over all query heads of the layer; one array per layer
-  kGroupProducts,   ///< sum over rows of a_h * a_h' for each pair h <= h' of the group
+  kNone,           ///< not here: one array per query head
+  kGroupMean,      ///< mean over the group, row by row, before rows are reduced; per KV head
+  kLayerMean,      ///< the same over all query heads of the layer; one array per layer
+  kGroupProducts,  ///< sum over rows of a_h * a_h' for each pair h <= h' of the group
 };
 
 /// Per-slot statistics of attention columns, accumulated row by row over as many calls as come:
@@ -115,7 +115,8 @@ class AttentionColumns {
   [[nodiscard]] static std::size_t arrays_per_lane(const CacheShape& shape,
                                                    HeadReduce heads) noexcept {
     const std::size_t group = shape.group_size();
-    if (heads == HeadReduce::kNone) return group;
+    if (heads == HeadReduce::kNone)
+      return group;
     return heads == HeadReduce::kGroupProducts ? group * (group + 1) / 2 : 1;
   }
   // 0 where the first n entries have no mass. Entries that are not finite are left out of it.
@@ -124,7 +125,8 @@ class AttentionColumns {
     double mass = kernel.sum(row, n);
     if (!std::isfinite(mass)) {
       mass = 0.0;
-      for (std::size_t i = 0; i < n; ++i) mass += std::isfinite(row[i]) ? row[i] : 0.0F;
+      for (std::size_t i = 0; i < n; ++i)
+        mass += std::isfinite(row[i]) ? row[i] : 0.0F;
     }
     return mass > 0.0 ? static_cast<float>(1.0 / mass) : 0.0F;
   }

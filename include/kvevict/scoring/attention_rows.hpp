@@ -58,14 +58,16 @@ void visit_given_rows(const AttentionRows& rows, const CacheShape& shape, std::s
 class RowsFromQueries {
  public:
   /// Visits the newest `wanted` rows of one KV head as for visit_given_rows, block by block.
-  /// A row none of whose slots is valid is all zero (rule R16).
+  /// A row none of whose slots is valid is all zero (rule R16), and so is the entry of a logit that
+  /// is NaN. Returns how many logits of valid slots were not finite (rule R4).
   template <class Visit>
-  void visit(const QueryRows& queries, const CacheShape& shape, std::size_t layer,
+  std::size_t visit(const QueryRows& queries, const CacheShape& shape, std::size_t layer,
              std::size_t kv_head, const Lane& lane, std::size_t length, std::size_t wanted,
              const kernels::KernelSet& kernel, Visit&& visit) {
     constexpr std::size_t kBlock = 16;
     const std::size_t group = shape.group_size();
     const auto row_stride = static_cast<std::ptrdiff_t>(lane.seq_len);
+    std::size_t non_finite = 0;
     for (std::size_t done = 0; done < wanted; done += kBlock) {
       const std::size_t count = std::min(kBlock, wanted - done);
       const std::size_t behind = wanted - done;  // rows from this block's first to the newest
@@ -82,11 +84,14 @@ class RowsFromQueries {
                                ? -std::numeric_limits<float>::infinity()
                                : queries.sink_logits[kv_head * group + h];
         for (std::size_t r = 0; r < count; ++r) {
-          softmax(rows_.data() + (rows.row(h, r) - rows.data), rows.visible(r), sink, kernel);
+          float* row = rows_.data() + (rows.row(h, r) - rows.data);
+          non_finite += count_non_finite(row, rows.visible(r), kernel);
+          softmax(row, rows.visible(r), sink, kernel);
         }
       }
       visit(static_cast<const GroupRows&>(rows));
     }
+    return non_finite;
   }
 
  private:
@@ -120,6 +125,16 @@ class RowsFromQueries {
         }
       }
     }
+  }
+
+  // NaN and +infinity; -infinity marks slots that are not valid. Only a sum that is not finite
+  // makes it look at single logits.
+  static std::size_t count_non_finite(const float* row, std::size_t n,
+                                      const kernels::KernelSet& kernel) {
+    if (std::isfinite(kernel.sum(row, n))) return 0;
+    return static_cast<std::size_t>(std::count_if(row, row + n, [](float logit) {
+      return !(logit <= std::numeric_limits<float>::max());
+    }));
   }
 
   static void softmax(float* row, std::size_t n, float sink, const kernels::KernelSet& kernel) {

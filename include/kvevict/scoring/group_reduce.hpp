@@ -1,6 +1,8 @@
 #ifndef KVEVICT_SCORING_GROUP_REDUCE_HPP_
 #define KVEVICT_SCORING_GROUP_REDUCE_HPP_
 
+#include "kvevict/config.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -8,8 +10,6 @@
 #include <span>
 #include <string_view>
 #include <utility>
-
-#include "kvevict/config.hpp"
 
 KVEVICT_NAMESPACE_BEGIN
 

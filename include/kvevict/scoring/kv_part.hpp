@@ -1,12 +1,12 @@
 #ifndef KVEVICT_SCORING_KV_PART_HPP_
 #define KVEVICT_SCORING_KV_PART_HPP_
 
-#include <cstddef>
-#include <cstdint>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/shape.hpp"
+
+#include <cstddef>
+#include <cstdint>
 
 KVEVICT_NAMESPACE_BEGIN
 

@@ -1,13 +1,6 @@
 #ifndef KVEVICT_SCORING_LAG_DEVIATION_HPP_
 #define KVEVICT_SCORING_LAG_DEVIATION_HPP_
 
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
-#include <span>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/scratch.hpp"
@@ -15,6 +8,13 @@
 #include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/scoring/kv_part.hpp"
 #include "kvevict/scoring/row_blocks.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -54,7 +54,8 @@ class LagDeviation {
         const bool needed = scored || chunk_end(last) > first_slot;
         if (needed) {
           const std::span<float> rows = layer_means(part, head, dim, first, last);
-          if (scored) add_chunk(rows, dim, has_reference, first, last, out);
+          if (scored)
+            add_chunk(rows, dim, has_reference, first, last, out);
           take_ranges(rows, dim);
         }
         has_reference = true;
@@ -69,9 +70,11 @@ class LagDeviation {
   }
   /// One past the last slot of the chunk that starts at `first`.
   [[nodiscard]] std::size_t chunk_end(std::size_t first) const noexcept {
-    if (valid_.empty()) return std::min(seq_len_, first + chunk_len_);
+    if (valid_.empty())
+      return std::min(seq_len_, first + chunk_len_);
     std::size_t tokens = 0;
-    while (first < seq_len_ && tokens < chunk_len_) tokens += is_valid(first++) ? 1 : 0;
+    while (first < seq_len_ && tokens < chunk_len_)
+      tokens += is_valid(first++) ? 1 : 0;
     return first;
   }
 
@@ -79,23 +82,26 @@ class LagDeviation {
   std::span<float> layer_means(KvPart part, std::size_t head, std::size_t dim, std::size_t first,
                                std::size_t last) {
     std::size_t tokens = 0;
-    for (std::size_t slot = first; slot < last; ++slot) tokens += is_valid(slot) ? 1 : 0;
+    for (std::size_t slot = first; slot < last; ++slot)
+      tokens += is_valid(slot) ? 1 : 0;
     const std::span<float> means = scratch_.floats(1, tokens * dim);
     const std::span<float> wide = scratch_.floats(2, dim);
     std::fill(means.begin(), means.end(), 0.0F);
     for (std::size_t layer = 0; layer < shape_.num_layers; ++layer) {
       float* mean = means.data();
-      for_each_row_block(
-          rows_of(view_.lane(layer, head), part), dim, first, last, kernel_, scratch_.vector(0),
-          [&](const kernels::RowBlock& rows, std::size_t slot) {
-            const auto* row = static_cast<const std::byte*>(rows.data);
-            for (std::size_t i = 0; i < rows.num_rows; ++i, row += rows.stride_bytes) {
-              if (!is_valid(slot + i)) continue;
-              kernel_.widen(row, rows.type, dim, wide.data());
-              if (kernel_.add(1.0F, wide.data(), dim, mean) > 0) spread_non_finite(wide, mean);
-              mean += dim;
-            }
-          });
+      for_each_row_block(rows_of(view_.lane(layer, head), part), dim, first, last, kernel_,
+                         scratch_.vector(0), [&](const kernels::RowBlock& rows, std::size_t slot) {
+                           const auto* row = static_cast<const std::byte*>(rows.data);
+                           for (std::size_t i = 0; i < rows.num_rows;
+                                ++i, row += rows.stride_bytes) {
+                             if (!is_valid(slot + i))
+                               continue;
+                             kernel_.widen(row, rows.type, dim, wide.data());
+                             if (kernel_.add(1.0F, wide.data(), dim, mean) > 0)
+                               spread_non_finite(wide, mean);
+                             mean += dim;
+                           }
+                         });
     }
     kernel_.scale(1.0F / static_cast<float>(shape_.num_layers), means.size(), means.data());
     return means;
@@ -103,7 +109,8 @@ class LagDeviation {
   /// kernel.add leaves out samples that are not finite; a mean over layers must not.
   static void spread_non_finite(std::span<const float> row, float* mean) noexcept {
     for (std::size_t c = 0; c < row.size(); ++c) {
-      if (!std::isfinite(row[c])) mean[c] = std::numeric_limits<float>::quiet_NaN();
+      if (!std::isfinite(row[c]))
+        mean[c] = std::numeric_limits<float>::quiet_NaN();
     }
   }
 
@@ -129,7 +136,8 @@ class LagDeviation {
                           variances.data());
     const float share = 1.0F / static_cast<float>(shape_.num_kv_heads);
     for (std::size_t slot = first, token = 0; slot < last; ++slot) {
-      if (is_valid(slot)) out[slot] += share * std::sqrt(variances[token++]);
+      if (is_valid(slot))
+        out[slot] += share * std::sqrt(variances[token++]);
     }
   }
 

@@ -1,11 +1,11 @@
 #ifndef KVEVICT_SCORING_MIN_MAX_HPP_
 #define KVEVICT_SCORING_MIN_MAX_HPP_
 
+#include "kvevict/config.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
-
-#include "kvevict/config.hpp"
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -14,13 +14,15 @@ class MinMax {
  public:
   /// Numbers that are not finite are left out.
   void add(float value) noexcept {
-    if (!std::isfinite(value)) return;
+    if (!std::isfinite(value))
+      return;
     low_ = std::min(low_, value);
     high_ = std::max(high_, value);
   }
   /// 0 where all that was added is equal; a number that is not finite stays as it is.
   [[nodiscard]] float scaled(float value) const noexcept {
-    if (!std::isfinite(value)) return value;
+    if (!std::isfinite(value))
+      return value;
     return high_ > low_ ? (value - low_) / (high_ - low_) : 0.0F;
   }
 

@@ -1,12 +1,12 @@
 #ifndef KVEVICT_SCORING_OBSERVATION_WINDOW_HPP_
 #define KVEVICT_SCORING_OBSERVATION_WINDOW_HPP_
 
+#include "kvevict/config.hpp"
+#include "kvevict/core/sequence.hpp"
+
 #include <cstddef>
 #include <cstdint>
 #include <span>
-
-#include "kvevict/config.hpp"
-#include "kvevict/core/sequence.hpp"
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -25,17 +25,18 @@ struct ObservationWindow {
     const Sequence& sequence, std::size_t lane, std::size_t window,
     std::span<const std::uint8_t> valid) noexcept {
   ObservationWindow found;
-  found.prompt_end =
-      sequence.slots_before(lane, static_cast<std::size_t>(sequence.prompt().last));
+  found.prompt_end = sequence.slots_before(lane, static_cast<std::size_t>(sequence.prompt().last));
   found.prefix_end = found.prompt_end;
   if (valid.empty()) {
     found.prefix_end -= window < found.prompt_end ? window : found.prompt_end;
     return found;
   }
-  while (found.first < found.prompt_end && valid[found.first] == 0) ++found.first;
+  while (found.first < found.prompt_end && valid[found.first] == 0)
+    ++found.first;
   while (found.prefix_end > found.first && window > 0) {
     --found.prefix_end;
-    if (valid[found.prefix_end] != 0) --window;
+    if (valid[found.prefix_end] != 0)
+      --window;
   }
   return found;
 }

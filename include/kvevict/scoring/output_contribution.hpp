@@ -1,14 +1,6 @@
 #ifndef KVEVICT_SCORING_OUTPUT_CONTRIBUTION_HPP_
 #define KVEVICT_SCORING_OUTPUT_CONTRIBUTION_HPP_
 
-#include <array>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string_view>
-#include <utility>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/scratch.hpp"
@@ -18,6 +10,14 @@
 #include "kvevict/scoring/output_projection.hpp"
 #include "kvevict/scoring/pooling.hpp"
 #include "kvevict/scoring/projected_norms.hpp"
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <utility>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -49,7 +49,8 @@ enum class ValueFactor : std::uint8_t {
 
 /// What AttentionColumns, with RowReduce::kSquares, has to hold for a reading.
 [[nodiscard]] constexpr HeadReduce head_reduce(GroupReading reading) noexcept {
-  if (reading == GroupReading::kHeadProducts) return HeadReduce::kNone;
+  if (reading == GroupReading::kHeadProducts)
+    return HeadReduce::kNone;
   return reading == GroupReading::kExact ? HeadReduce::kGroupProducts : HeadReduce::kGroupMean;
 }
 
@@ -64,7 +65,8 @@ enum class ValueFactor : std::uint8_t {
   const std::size_t num = factors.size() / (dim * dim);
   const std::span<float> norms = scratch.floats(1, num * count);
   projected_norms(values, dim, first, first + count, factors, kernel, scratch.vector(0), norms);
-  if (reading != GroupReading::kMeanNorms) return norms;
+  if (reading != GroupReading::kMeanNorms)
+    return norms;
   for (std::size_t h = 0; h < num; ++h) {
     reduce_group(GroupReduce::kMean, h, num, norms.subspan(h * count, count), norms.first(count));
   }
@@ -78,20 +80,23 @@ enum class ValueFactor : std::uint8_t {
 /// @param values   one array for each of `columns`, one for all, or none (1)
 /// @note  Uses scratch buffers 2 and 3. A value that is not finite shows in its score.
 inline void norm_products(const AttentionColumns& columns, std::size_t layer, std::size_t kv_head,
-                          std::size_t first, const Pooling* pooling,
-                          std::span<const float> values, const kernels::KernelSet& kernel,
-                          Scratch& scratch, std::span<float> out) {
+                          std::size_t first, const Pooling* pooling, std::span<const float> values,
+                          const kernels::KernelSet& kernel, Scratch& scratch,
+                          std::span<float> out) {
   const std::size_t count = out.size();
   const std::size_t num = columns.arrays_per_kv_head();
   const std::span<float> norms = scratch.floats(2, count);
   const std::span<float> pooled = scratch.floats(3, count);
   for (std::size_t h = 0; h < num; ++h) {
     const std::span<const float> squares = columns.of(layer, kv_head, h).subspan(first, count);
-    for (std::size_t i = 0; i < count; ++i) norms[i] = std::sqrt(squares[i]);
-    if (pooling != nullptr) pooling->apply(norms, kernel, pooled);
+    for (std::size_t i = 0; i < count; ++i)
+      norms[i] = std::sqrt(squares[i]);
+    if (pooling != nullptr)
+      pooling->apply(norms, kernel, pooled);
     const std::span<float> products = pooling != nullptr ? pooled : norms;
     const std::size_t array = values.size() > count ? h * count : 0;
-    for (std::size_t i = 0; !values.empty() && i < count; ++i) products[i] *= values[array + i];
+    for (std::size_t i = 0; !values.empty() && i < count; ++i)
+      products[i] *= values[array + i];
     reduce_group(GroupReduce::kMean, h, num, products, out);
   }
 }
@@ -117,8 +122,7 @@ inline void exact_contributions(const AttentionColumns& columns, std::size_t gro
     for (std::size_t h = 0; h < group_size; ++h) {
       for (std::size_t other = h; other < group_size; ++other, ++column) {
         const double inner =
-            other == h ? squared(h, i)
-                       : squared(pair++, i) - squared(h, i) - squared(other, i);
+            other == h ? squared(h, i) : squared(pair++, i) - squared(h, i) - squared(other, i);
         sum += static_cast<double>(columns.of(layer, kv_head, column)[first + i]) * inner;
       }
     }

@@ -1,6 +1,13 @@
 #ifndef KVEVICT_SCORING_OUTPUT_PROJECTION_HPP_
 #define KVEVICT_SCORING_OUTPUT_PROJECTION_HPP_
 
+#include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/element_type.hpp"
+#include "kvevict/kernels/kernels.hpp"
+#include "kvevict/kernels/linalg.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -10,13 +17,6 @@
 #include <string_view>
 #include <utility>
 #include <vector>
-
-#include "kvevict/config.hpp"
-#include "kvevict/core/error.hpp"
-#include "kvevict/core/shape.hpp"
-#include "kvevict/element_type.hpp"
-#include "kvevict/kernels/kernels.hpp"
-#include "kvevict/kernels/linalg.hpp"
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -54,8 +54,7 @@ class OutputProjection {
         hidden_size_(hidden_size),
         only_(only),
         has_layer_(shape.num_layers, 0) {
-    detail::require(hidden_size > 0, "OutputProjection", "hidden_size", hidden_size,
-                    "must be > 0");
+    detail::require(hidden_size > 0, "OutputProjection", "hidden_size", hidden_size, "must be > 0");
     const std::size_t group = shape.group_size();
     // With a group of one the sum is the head itself, and there are no pairs.
     const bool heads = only != GroupReading::kSummed || group == 1;
@@ -64,8 +63,7 @@ class OutputProjection {
     num_sums_ = sum ? 1 : 0;
     num_heads_ = heads ? group : 0;
     num_pairs_ = pairs ? group * (group - 1) / 2 : 0;
-    factors_.resize(shape.num_layers * shape.num_kv_heads * factors_per_kv_head() *
-                    factor_size());
+    factors_.resize(shape.num_layers * shape.num_kv_heads * factors_per_kv_head() * factor_size());
   }
 
   /// Prepares one layer.
@@ -99,14 +97,17 @@ class OutputProjection {
         factor += factor_size();
       };
       const auto add_to_sum = [&](std::size_t h) {
-        for (std::size_t i = 0; i < block; ++i) sum[i] += heads[h * block + i];
+        for (std::size_t i = 0; i < block; ++i)
+          sum[i] += heads[h * block + i];
       };
       if (num_sums_ > 0) {
         std::fill(sum.begin(), sum.end(), 0.0F);
-        for (std::size_t h = 0; h < group; ++h) add_to_sum(h);
+        for (std::size_t h = 0; h < group; ++h)
+          add_to_sum(h);
         add_factor(sum.data());
       }
-      for (std::size_t h = 0; h < num_heads_; ++h) add_factor(heads.data() + h * block);
+      for (std::size_t h = 0; h < num_heads_; ++h)
+        add_factor(heads.data() + h * block);
       for (std::size_t h = 0; num_pairs_ > 0 && h < group; ++h) {
         for (std::size_t other = h + 1; other < group; ++other) {
           std::fill(sum.begin(), sum.end(), 0.0F);
@@ -126,7 +127,8 @@ class OutputProjection {
   }
   /// Whether it was prepared for `reading`.
   [[nodiscard]] bool serves(GroupReading reading) const noexcept {
-    if (!only_ || only_ == reading || shape_.group_size() == 1) return true;
+    if (!only_ || only_ == reading || shape_.group_size() == 1)
+      return true;
     return num_heads_ > 0 && reading != GroupReading::kSummed && reading != GroupReading::kExact;
   }
   /// The factors of one KV head that `reading` takes, [count, value_dim, value_dim]: of each query
@@ -163,7 +165,7 @@ class OutputProjection {
   std::size_t num_sums_ = 0;
   std::size_t num_heads_ = 0;
   std::size_t num_pairs_ = 0;
-  std::vector<float> factors_;            // [layer, kv_head, {sum, heads, pairs}, dim, dim]
+  std::vector<float> factors_;  // [layer, kv_head, {sum, heads, pairs}, dim, dim]
   std::vector<std::uint8_t> has_layer_;
 };
 

@@ -1,6 +1,10 @@
 #ifndef KVEVICT_SCORING_POOLING_HPP_
 #define KVEVICT_SCORING_POOLING_HPP_
 
+#include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/kernels/kernel_set.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -8,10 +12,6 @@
 #include <span>
 #include <string_view>
 #include <utility>
-
-#include "kvevict/config.hpp"
-#include "kvevict/core/error.hpp"
-#include "kvevict/kernels/kernel_set.hpp"
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -40,8 +40,7 @@ struct Pooling {
 
   /// Throws InvalidArgument, naming `where`, for a kernel that has no centre.
   void check(std::string_view where) const {
-    detail::require(kernel_size % 2 == 1, where, "pooling.kernel_size", kernel_size,
-                    "must be odd");
+    detail::require(kernel_size % 2 == 1, where, "pooling.kernel_size", kernel_size, "must be odd");
   }
   /// @param out  of the size of `x`, not overlapping it
   void apply(std::span<const float> x, const kernels::KernelSet& kernel,

@@ -1,14 +1,14 @@
 #ifndef KVEVICT_SCORING_PROJECTED_NORMS_HPP_
 #define KVEVICT_SCORING_PROJECTED_NORMS_HPP_
 
-#include <cstddef>
-#include <span>
-#include <vector>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/scoring/row_blocks.hpp"
+
+#include <cstddef>
+#include <span>
+#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -27,9 +27,8 @@ inline void projected_norms(const Rows& values, std::size_t dim, std::size_t fir
   for_each_row_block(values, dim, first, last, kernel, gathered,
                      [&](const kernels::RowBlock& rows, std::size_t slot) {
                        for (std::size_t f = 0; f < num_factors; ++f) {
-                         kernel.projected_norms(
-                             factors.data() + f * dim * dim, rows,
-                             out.data() + f * (last - first) + (slot - first));
+                         kernel.projected_norms(factors.data() + f * dim * dim, rows,
+                                                out.data() + f * (last - first) + (slot - first));
                        }
                      });
 }

@@ -1,12 +1,12 @@
 #ifndef KVEVICT_SCORING_ROW_SUMS_HPP_
 #define KVEVICT_SCORING_ROW_SUMS_HPP_
 
-#include <cstddef>
-#include <span>
-
 #include "kvevict/config.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/scoring/attention_rows.hpp"
+
+#include <cstddef>
+#include <span>
 
 KVEVICT_NAMESPACE_BEGIN
 

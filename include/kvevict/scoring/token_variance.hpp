@@ -1,10 +1,6 @@
 #ifndef KVEVICT_SCORING_TOKEN_VARIANCE_HPP_
 #define KVEVICT_SCORING_TOKEN_VARIANCE_HPP_
 
-#include <algorithm>
-#include <cstddef>
-#include <span>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/scratch.hpp"
@@ -12,6 +8,10 @@
 #include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/scoring/kv_part.hpp"
 #include "kvevict/scoring/row_blocks.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -36,7 +36,8 @@ inline void token_variances(const ViewRef& view, KvPart part, std::size_t first,
                            kernel.row_variances(rows, variances.data() + (slot - first));
                          });
       // Not kernel.add, which would leave out what is not finite.
-      for (std::size_t i = 0; i < out.size(); ++i) out[i] += share * variances[i];
+      for (std::size_t i = 0; i < out.size(); ++i)
+        out[i] += share * variances[i];
     }
   }
 }

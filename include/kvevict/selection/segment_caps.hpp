@@ -1,6 +1,10 @@
 #ifndef KVEVICT_SELECTION_SEGMENT_CAPS_HPP_
 #define KVEVICT_SELECTION_SEGMENT_CAPS_HPP_
 
+#include "kvevict/config.hpp"
+#include "kvevict/kernels/kernel_set.hpp"
+#include "kvevict/selection/top_k.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -8,15 +12,11 @@
 #include <span>
 #include <vector>
 
-#include "kvevict/config.hpp"
-#include "kvevict/kernels/kernel_set.hpp"
-#include "kvevict/selection/top_k.hpp"
-
 KVEVICT_NAMESPACE_BEGIN
 
 /// How much a segment may keep, by the third of all segments that it belongs to.
 struct SegmentCapOptions {
-  std::size_t segment_len = 128;                   ///< evictable slots per segment; the last is short
+  std::size_t segment_len = 128;  ///< evictable slots per segment; the last is short
   std::array<std::size_t, 3> caps = {64, 32, 8};  ///< most important third first
 };
 
@@ -64,7 +64,8 @@ class SegmentCaps {
 
   void rank_segments(const SegmentCapOptions& options) {
     order_.clear();
-    for (std::uint32_t s = 0; s < segments_.size(); ++s) order_.push_back(s);
+    for (std::uint32_t s = 0; s < segments_.size(); ++s)
+      order_.push_back(s);
     std::sort(order_.begin(), order_.end(), [&](std::uint32_t a, std::uint32_t b) {
       return segments_[a].key != segments_[b].key ? segments_[a].key > segments_[b].key : a < b;
     });

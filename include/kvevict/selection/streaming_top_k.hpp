@@ -1,15 +1,15 @@
 #ifndef KVEVICT_SELECTION_STREAMING_TOP_K_HPP_
 #define KVEVICT_SELECTION_STREAMING_TOP_K_HPP_
 
+#include "kvevict/config.hpp"
+#include "kvevict/core/types.hpp"
+#include "kvevict/kernels/kernel_set.hpp"
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
-
-#include "kvevict/config.hpp"
-#include "kvevict/core/types.hpp"
-#include "kvevict/kernels/kernel_set.hpp"
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -37,7 +37,8 @@ class StreamingTopK {
   void push_prompt(std::size_t count) {
     prompts_.push_back({static_cast<Position>(length_), static_cast<Position>(length_ + count)});
     prompt_tokens_ += count;
-    for (std::size_t i = 0; i < count; ++i) push_recent({kPrompt, 0});
+    for (std::size_t i = 0; i < count; ++i)
+      push_recent({kPrompt, 0});
   }
   /// The next token and its score.
   void push(float score) {
@@ -49,7 +50,8 @@ class StreamingTopK {
   /// it gives none.
   [[nodiscard]] std::optional<Position> pop() {
     const std::size_t room = budget_ > prompt_tokens_ ? budget_ - prompt_tokens_ : 0;
-    if (decoded_ <= room) return std::nullopt;
+    if (decoded_ <= room)
+      return std::nullopt;
     --decoded_;
     if (!older_.empty()) {
       std::pop_heap(older_.begin(), older_.end(), better);
@@ -66,11 +68,13 @@ class StreamingTopK {
     return gone;
   }
 
-  /// Forgets every token at position `new_length` and later; at most length(). O(budget log budget).
+  /// Forgets every token at position `new_length` and later; at most length(). O(budget log
+  /// budget).
   void truncate(std::size_t new_length) {
     std::vector<Token> tokens = older_;
     for (std::size_t age = 0; age < num_recent_; ++age) {
-      if (recent(age).position != kPrompt) tokens.push_back(recent(age));
+      if (recent(age).position != kPrompt)
+        tokens.push_back(recent(age));
     }
     std::sort(tokens.begin(), tokens.end(),
               [](const Token& a, const Token& b) { return a.position < b.position; });
@@ -138,7 +142,8 @@ class StreamingTopK {
     next_recent_ = (next_recent_ + 1) % recent_.size();
   }
   void add_older(const Token& token) {
-    if (token.position == kPrompt) return;
+    if (token.position == kPrompt)
+      return;
     older_.push_back(token);
     std::push_heap(older_.begin(), older_.end(), better);
   }

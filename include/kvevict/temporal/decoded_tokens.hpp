@@ -1,11 +1,11 @@
 #ifndef KVEVICT_TEMPORAL_DECODED_TOKENS_HPP_
 #define KVEVICT_TEMPORAL_DECODED_TOKENS_HPP_
 
-#include <algorithm>
-#include <cstddef>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/sequence.hpp"
+
+#include <algorithm>
+#include <cstddef>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -23,10 +23,12 @@ void for_each_decoded_slot(const Sequence& sequence, std::size_t lane, Visit&& v
   std::size_t slot = 0;
   for (const PositionSpan& prompt : sequence.prompts()) {
     const std::size_t first = sequence.slots_before(lane, static_cast<std::size_t>(prompt.first));
-    for (; slot < first; ++slot) visit(slot);
+    for (; slot < first; ++slot)
+      visit(slot);
     slot = sequence.slots_before(lane, static_cast<std::size_t>(prompt.last));
   }
-  for (; slot < sequence.seq_len(lane); ++slot) visit(slot);
+  for (; slot < sequence.seq_len(lane); ++slot)
+    visit(slot);
 }
 
 KVEVICT_NAMESPACE_END

@@ -1,17 +1,17 @@
 #ifndef KVEVICT_TEMPORAL_FROZEN_SCORES_HPP_
 #define KVEVICT_TEMPORAL_FROZEN_SCORES_HPP_
 
-#include <algorithm>
-#include <cstddef>
-#include <limits>
-#include <span>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/slot_array.hpp"
 #include "kvevict/core/types.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <span>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -29,9 +29,7 @@ class FrozenScores {
   /// [seq_len], by slot.
   [[nodiscard]] std::span<const float> values() const noexcept { return scores_.at(0); }
 
-  void append(std::size_t count) {
-    scores_.append(count, -std::numeric_limits<float>::infinity());
-  }
+  void append(std::size_t count) { scores_.append(count, -std::numeric_limits<float>::infinity()); }
   void apply(const KeepMask& mask) { scores_.apply(mask); }
   void truncate(const Sequence& sequence) { scores_.truncate(sequence); }
   void reset() noexcept { scores_.reset(); }

@@ -1,14 +1,14 @@
 #ifndef KVEVICT_TEMPORAL_HIDDEN_DELTA_HPP_
 #define KVEVICT_TEMPORAL_HIDDEN_DELTA_HPP_
 
-#include <cmath>
-#include <cstddef>
-#include <vector>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/element_type.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
+
+#include <cmath>
+#include <cstddef>
+#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -30,17 +30,20 @@ class HiddenDelta {
   /// @param hidden_size  the same in every call
   double push(std::size_t position, const void* row, ElementType type, std::size_t hidden_size,
               const kernels::KernelSet& kernel) {
-    if (vectors_.empty()) vectors_.resize(positions_.size() * hidden_size);
+    if (vectors_.empty())
+      vectors_.resize(positions_.size() * hidden_size);
     const std::size_t previous = newest_;
     const bool known = position > 0 && remembers(position - 1);
     newest_ = (newest_ + 1) % positions_.size();
     float* const vector = vectors_.data() + newest_ * hidden_size;
     kernel.widen(row, type, hidden_size, vector);
     positions_[newest_] = position;
-    if (size_ <= max_rollback_) ++size_;
-    if (!known) return 0.0;
-    return std::sqrt(kernel.squared_distance(vector, vectors_.data() + previous * hidden_size,
-                                             hidden_size));
+    if (size_ <= max_rollback_)
+      ++size_;
+    if (!known)
+      return 0.0;
+    return std::sqrt(
+        kernel.squared_distance(vector, vectors_.data() + previous * hidden_size, hidden_size));
   }
 
   /// Whether the newest vector is that of `position`.

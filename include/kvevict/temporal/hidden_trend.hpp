@@ -1,14 +1,6 @@
 #ifndef KVEVICT_TEMPORAL_HIDDEN_TREND_HPP_
 #define KVEVICT_TEMPORAL_HIDDEN_TREND_HPP_
 
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <utility>
-#include <vector>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/keep_mask.hpp"
@@ -20,6 +12,14 @@
 #include "kvevict/temporal/frozen_scores.hpp"
 #include "kvevict/temporal/hidden_delta.hpp"
 #include "kvevict/temporal/rolling_window.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -54,7 +54,8 @@ class HiddenTrend {
         scores_(shape) {
     for (const LayerBand& band : bands_) {
       for (const std::size_t layer : band.layers) {
-        if (!wants(layer)) layers_.push_back(layer);
+        if (!wants(layer))
+          layers_.push_back(layer);
       }
     }
     deltas_.assign(layers_.size(), HiddenDelta(max_rollback));
@@ -73,7 +74,8 @@ class HiddenTrend {
                       const kernels::KernelSet& kernel) {
     const auto found = std::find(layers_.begin(), layers_.end(), layer);
     const std::size_t length = sequence.length();
-    if (found == layers_.end() || length == 0) return 0;
+    if (found == layers_.end() || length == 0)
+      return 0;
     const std::size_t count = decoded_in_step(sequence);
     detail::require(rows.num_rows >= std::max<std::size_t>(count, 1), sequence.owner(),
                     "HiddenRows.num_rows", rows.num_rows,
@@ -82,7 +84,8 @@ class HiddenTrend {
                     "HiddenRows.hidden_size", rows.hidden_size, "must stay the same");
     hidden_size_ = rows.hidden_size;
     HiddenDelta& delta = deltas_[static_cast<std::size_t>(found - layers_.begin())];
-    if (delta.remembers(length - 1)) return 0;  // handed over twice
+    if (delta.remembers(length - 1))
+      return 0;  // handed over twice
 
     const auto take = [&](std::size_t position) {
       const std::size_t row = rows.num_rows - (length - position);
@@ -92,19 +95,24 @@ class HiddenTrend {
                         rows.type, rows.hidden_size, kernel);
     };
     const std::size_t first = length - count;
-    if (count < std::min(rows.num_rows, sequence.step_len())) take(first - 1);
-    if (num_observed_ == 0) changes_.assign(bands_.size() * count, 0.0);
+    if (count < std::min(rows.num_rows, sequence.step_len()))
+      take(first - 1);
+    if (num_observed_ == 0)
+      changes_.assign(bands_.size() * count, 0.0);
     std::size_t non_finite = 0;
     for (std::size_t i = 0; i < count; ++i) {
       const double change = take(first + i);
-      if (!std::isfinite(change)) ++non_finite;
+      if (!std::isfinite(change))
+        ++non_finite;
       for (std::size_t b = 0; b < bands_.size(); ++b) {
         const auto& layers = bands_[b].layers;
         const auto times = std::count(layers.begin(), layers.end(), layer);
-        if (times > 0) changes_[b * count + i] += static_cast<double>(times) * change;
+        if (times > 0)
+          changes_[b * count + i] += static_cast<double>(times) * change;
       }
     }
-    if (++num_observed_ == layers_.size()) score(first, count);
+    if (++num_observed_ == layers_.size())
+      score(first, count);
     return non_finite;
   }
 
@@ -117,13 +125,17 @@ class HiddenTrend {
   }
   void apply(const KeepMask& mask) { scores_.apply(mask); }
   void truncate(const Sequence& sequence) {
-    for (HiddenDelta& delta : deltas_) delta.truncate(sequence);
-    for (RollingWindow& window : windows_) window.truncate(sequence);
+    for (HiddenDelta& delta : deltas_)
+      delta.truncate(sequence);
+    for (RollingWindow& window : windows_)
+      window.truncate(sequence);
     scores_.truncate(sequence);
   }
   void reset() noexcept {
-    for (HiddenDelta& delta : deltas_) delta.reset();
-    for (RollingWindow& window : windows_) window.reset();
+    for (HiddenDelta& delta : deltas_)
+      delta.reset();
+    for (RollingWindow& window : windows_)
+      window.reset();
     scores_.reset();
   }
 
@@ -135,13 +147,15 @@ class HiddenTrend {
       for (std::size_t b = 0; b < bands_.size(); ++b) {
         const double change =
             changes_[b * count + i] / static_cast<double>(bands_[b].layers.size());
-        if (std::isfinite(change)) windows_[b].push(first + i, change);
+        if (std::isfinite(change))
+          windows_[b].push(first + i, change);
         const double value = statistic_ == BandStatistic::kZScore ? windows_[b].z_score(kEpsilon)
                                                                   : windows_[b].mean();
         // What is not finite here makes the sum so, for the test below.
         sum += bands_[b].weight * (std::isfinite(change) ? value : change);
       }
-      if (std::isfinite(sum)) step_scores_[i] = static_cast<float>(sum);
+      if (std::isfinite(sum))
+        step_scores_[i] = static_cast<float>(sum);
     }
     scores_.set_newest(step_scores_);
   }

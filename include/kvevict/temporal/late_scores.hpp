@@ -1,19 +1,19 @@
 #ifndef KVEVICT_TEMPORAL_LATE_SCORES_HPP_
 #define KVEVICT_TEMPORAL_LATE_SCORES_HPP_
 
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <limits>
-#include <span>
-#include <vector>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/slot_array.hpp"
 #include "kvevict/core/types.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <span>
+#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -41,7 +41,8 @@ class LateScores {
   void apply(const KeepMask& mask) {
     const std::span<float> scores = scores_.at(0);
     for (std::size_t slot = 0; slot < std::min(scores.size(), proposals_.size()); ++slot) {
-      if (!is_frozen(slot)) scores[slot] = proposals_[slot];
+      if (!is_frozen(slot))
+        scores[slot] = proposals_[slot];
     }
     proposals_.clear();
     scores_.apply(mask);

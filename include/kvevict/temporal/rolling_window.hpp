@@ -1,14 +1,14 @@
 #ifndef KVEVICT_TEMPORAL_ROLLING_WINDOW_HPP_
 #define KVEVICT_TEMPORAL_ROLLING_WINDOW_HPP_
 
+#include "kvevict/config.hpp"
+#include "kvevict/core/keep_mask.hpp"
+#include "kvevict/core/sequence.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <vector>
-
-#include "kvevict/config.hpp"
-#include "kvevict/core/keep_mask.hpp"
-#include "kvevict/core/sequence.hpp"
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -44,14 +44,16 @@ class RollingWindow {
   /// Mean of the window; 0 where it is empty.
   [[nodiscard]] double mean() const noexcept {
     double sum = 0.0;
-    for (std::size_t age = 0; age < count(); ++age) sum += sample(age);
+    for (std::size_t age = 0; age < count(); ++age)
+      sum += sample(age);
     return size_ == 0 ? 0.0 : sum / static_cast<double>(count());
   }
 
   /// (newest - mean) / (deviation + epsilon) with the population deviation; 0 for fewer than two
   /// samples and where all are equal, whatever their scale (rule R17).
   [[nodiscard]] double z_score(double epsilon) const noexcept {
-    if (count() < 2) return 0.0;
+    if (count() < 2)
+      return 0.0;
     const double centre = mean();
     double squares = 0.0;
     bool flat = true;
@@ -61,7 +63,8 @@ class RollingWindow {
       flat = flat && sample(age) == sample(0);
     }
     // Asked of the samples, since the mean of equal numbers may be off by a rounding.
-    if (flat) return 0.0;
+    if (flat)
+      return 0.0;
     const double deviation = std::sqrt(squares / static_cast<double>(count()));
     return (sample(0) - centre) / (deviation + epsilon);
   }
@@ -69,7 +72,8 @@ class RollingWindow {
   void append(std::size_t /*count*/) noexcept {}
   void apply(const KeepMask& /*mask*/) noexcept {}
   void truncate(const Sequence& sequence) noexcept {
-    while (size_ > 0 && entry(0).position >= sequence.length()) --size_;
+    while (size_ > 0 && entry(0).position >= sequence.length())
+      --size_;
   }
   void reset() noexcept { size_ = 0; }
 

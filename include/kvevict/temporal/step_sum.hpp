@@ -1,15 +1,15 @@
 #ifndef KVEVICT_TEMPORAL_STEP_SUM_HPP_
 #define KVEVICT_TEMPORAL_STEP_SUM_HPP_
 
-#include <cstddef>
-#include <span>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/slot_array.hpp"
 #include "kvevict/core/types.hpp"
+
+#include <cstddef>
+#include <span>
 
 KVEVICT_NAMESPACE_BEGIN
 

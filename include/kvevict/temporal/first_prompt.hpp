@@ -1,0 +1,46 @@
+#ifndef KVEVICT_TEMPORAL_FIRST_PROMPT_HPP_
+#define KVEVICT_TEMPORAL_FIRST_PROMPT_HPP_
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/budget.hpp"
+#include "kvevict/core/keep_mask.hpp"
+#include "kvevict/core/sequence.hpp"
+
+#include <cstddef>
+
+KVEVICT_NAMESPACE_BEGIN
+
+/// How long the first prompt was (L0). Papers that take a share of it as their budget keep that
+/// number of tokens from then on, however long the sequence grows and whatever prompts follow.
+class FirstPrompt {
+ public:
+  /// To be called when a prompt was begun.
+  void begin(const Sequence& sequence) noexcept {
+    if (length_ == 0)
+      length_ = static_cast<std::size_t>(sequence.prompt().last);
+  }
+  /// `budget` with a share turned into that share of the first prompt; where no prompt was begun,
+  /// of all tokens so far, evicted ones included. Before there is any token a share stays one.
+  [[nodiscard]] Budget frozen(const Budget& budget, const Sequence& sequence) const noexcept {
+    const std::size_t length = length_ > 0 ? length_ : sequence.length();
+    if (budget.is_tokens() || budget.is_total() || length == 0)
+      return budget;
+    return budget.tokens_of(length);
+  }
+
+  void append(std::size_t /*count*/) noexcept {}
+  void apply(const KeepMask& /*mask*/) noexcept {}
+  /// Taking tokens of the prompt back does not change the budget, taking back all of it does.
+  void truncate(const Sequence& sequence) noexcept {
+    if (sequence.length() == 0)
+      length_ = 0;
+  }
+  void reset() noexcept { length_ = 0; }
+
+ private:
+  std::size_t length_ = 0;
+};
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_TEMPORAL_FIRST_PROMPT_HPP_

@@ -1,0 +1,458 @@
+// What holds for every policy, whatever it scores by.
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "kvevict/views/contiguous_view.hpp"
+#include "support/errors.hpp"
+#include "support/masks.hpp"
+#include "support/policy_cases.hpp"
+
+namespace kvevict_test {
+namespace {
+
+using kvevict::KeepMask;
+
+class PolicyInvariants : public testing::TestWithParam<PolicyCase> {
+ protected:
+  /// After the prompt, and where the policy waits for it some decode steps, nothing evicted yet.
+  static AnyEngine before_first_cut(ToyModel model = {}, RowsFrom rows_from = RowsFrom::kQueries,
+                                 std::size_t chunk = 0,
+                                 std::span<const kvevict::PositionSpan> pinned = {}) {
+    const Workload load = workload(GetParam());
+    AnyEngine engine = GetParam().engine(load.budget, model, rows_from);
+    engine.prompt(load.prompt_len, chunk, pinned);
+    if (engine.policy.trigger() == kvevict::Trigger::kDecodeSteps) {
+      for (std::size_t step = 0; step < 12; ++step) engine.feed(1);
+    }
+    return engine;
+  }
+  /// Everything that a workload leads to.
+  static std::vector<std::vector<std::size_t>> run(AnyEngine& engine) {
+    const Workload load = workload(GetParam());
+    engine.prompt(load.prompt_len);
+    engine.evict_if_due();
+    engine.decode(load.num_steps);
+    EXPECT_TRUE(engine.cache_is_intact());
+    return engine.all_positions();
+  }
+  /// What the policy may keep of all lanes together (rule R2), given that all slots are valid.
+  static std::size_t expected_total(const AnyEngine& engine) {
+    const auto& sequence = engine.policy.sequence();
+    const kvevict::Allocation allocation = engine.policy.allocation();
+    const bool answer_is_extra = engine.policy.protection().after_prompt;
+    const std::size_t num_lanes = sequence.num_lanes();
+    const std::size_t pools = allocation.num_pools(kToyShape, num_lanes);
+    std::size_t total = 0;
+    for (std::size_t pool = 0; pool < pools; ++pool) {
+      double quota = 0;  // an unlimited budget may not overflow
+      std::size_t held = 0;
+      std::size_t extra = 0;
+      for (std::size_t l = 0; l < num_lanes / pools; ++l) {
+        const std::size_t lane = pool * num_lanes / pools + l;
+        const std::size_t len = sequence.seq_len(lane);
+        const std::size_t answer =
+            answer_is_extra
+                ? len - sequence.slots_before(
+                            lane, static_cast<std::size_t>(sequence.prompt().last))
+                : 0;
+        quota += static_cast<double>(allocation.lane_budget(kToyShape, len));
+        held += len - answer;
+        extra += answer;
+      }
+      total += static_cast<std::size_t>(std::min(quota, static_cast<double>(held))) + extra;
+    }
+    return total * (kToyShape.num_layers * kToyShape.num_kv_heads / num_lanes);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Policies, PolicyInvariants, testing::ValuesIn(policy_cases()),
+                         [](const auto& policy) { return policy.param.name; });
+
+// R2.
+TEST_P(PolicyInvariants, ExactlyTheBudgetStays) {
+  auto engine = before_first_cut();
+  const std::size_t expected = expected_total(engine);
+  const std::size_t kept = engine.select().total_count();
+  if (GetParam().keeps_exactly) {
+    EXPECT_EQ(kept, expected);
+  } else {
+    EXPECT_LE(kept, expected);
+    EXPECT_GT(kept, 0U);
+  }
+}
+
+// Nothing that is decoded later brings the cache over what the policy promises.
+TEST_P(PolicyInvariants, TheCacheStaysWithinTheBudgetWhileDecoding) {
+  const Workload load = workload(GetParam());
+  AnyEngine engine = GetParam().engine(load.budget);
+  engine.prompt(load.prompt_len);
+  engine.evict_if_due();
+  for (std::size_t step = 0; step < load.num_steps; ++step) {
+    engine.feed(1);
+    const std::size_t expected = expected_total(engine);
+    const bool evicted = engine.evict_if_due();
+    const std::vector<std::vector<std::size_t>>& lanes = engine.all_positions();
+    const std::size_t held =
+        std::accumulate(lanes.begin(), lanes.end(), std::size_t{0},
+                        [](std::size_t sum, const auto& lane) { return sum + lane.size(); });
+    if (GetParam().keeps_exactly) {
+      EXPECT_EQ(held, expected) << "step " << step;
+    }
+    EXPECT_LE(held, expected) << "step " << step;
+    EXPECT_EQ(engine.policy.should_evict(), false) << "step " << step << ", evicted " << evicted;
+  }
+}
+
+// R5: sinks, recent tokens, prompts and what was pinned.
+TEST_P(PolicyInvariants, ProtectedTokensStay) {
+  const std::vector<kvevict::PositionSpan> pinned = {{6, 8}};
+  auto engine = before_first_cut({}, RowsFrom::kQueries, 0, pinned);
+  const kvevict::Protection protection = engine.policy.protection();
+  const KeepMask& mask = engine.select();
+  for (std::size_t layer = 0; layer < kToyShape.num_layers; ++layer) {
+    for (std::size_t head = 0; head < kToyShape.num_kv_heads; ++head) {
+      const std::size_t len = mask.seq_len(layer, head);
+      for (std::size_t slot = 6; slot < 8; ++slot) EXPECT_TRUE(mask.keeps(layer, head, slot));
+      // Windows give way to pins where the budget has no room for both: StreamingLLM's budget is
+      // its windows, so the two pins push out its sinks.
+      const bool has_room = GetParam().name != "StreamingLLM";
+      const std::size_t recent = has_room ? protection.recent_window : protection.recent_window - 2;
+      for (std::size_t i = 0; i < std::min(recent, len); ++i) {
+        EXPECT_TRUE(mask.keeps(layer, head, len - 1 - i)) << "recent token " << i;
+      }
+      for (std::size_t slot = 0; has_room && slot < protection.num_sink_tokens; ++slot) {
+        EXPECT_TRUE(mask.keeps(layer, head, slot)) << "sink " << slot;
+      }
+      for (std::size_t slot = 0; protection.prompt && slot < 20; ++slot) {
+        EXPECT_TRUE(mask.keeps(layer, head, slot)) << "prompt token " << slot;
+      }
+    }
+  }
+}
+
+// R11, O-27: select changes neither the policy nor the cache, and says the same again.
+TEST_P(PolicyInvariants, SelectIsConstAndDeterministic) {
+  auto engine = before_first_cut();
+  const std::vector<std::byte> bytes = engine.cache.memory();
+  const auto untouched = engine;
+  const auto& constant = engine.policy;
+  const auto view = engine.cache.view();
+  const KeepMask first = constant.select(view);
+  const KeepMask second = constant.select(view);
+  EXPECT_EQ(first, second);
+  EXPECT_EQ(engine.cache.memory(), bytes);
+  // The object that selected twice and the one that never did go on alike.
+  auto other = untouched;
+  EXPECT_EQ(other.select(), first);
+  engine.evict(first);
+  other.evict(other.select());
+  engine.decode(6);
+  other.decode(6);
+  EXPECT_EQ(engine.all_positions(), other.all_positions());
+  EXPECT_EQ(engine.policy.counters().non_finite, other.policy.counters().non_finite);
+}
+
+TEST_P(PolicyInvariants, TwoRunsAreEqual) {
+  const Workload load = workload(GetParam());
+  AnyEngine a = GetParam().engine(load.budget);
+  AnyEngine b = GetParam().engine(load.budget);
+  EXPECT_EQ(run(a), run(b));
+}
+
+// O-03, R6.
+TEST_P(PolicyInvariants, ABudgetOfAllKeepsAll) {
+  AnyEngine engine = GetParam().engine(64);
+  engine.prompt(20);
+  EXPECT_FALSE(engine.policy.should_evict());
+  EXPECT_EQ(engine.select().total_evicted(), 0U);
+  engine.decode(20);
+  EXPECT_EQ(engine.positions().size(), 40U);
+  EXPECT_EQ(engine.policy.counters().firings, 0U);
+}
+
+// O-01 d.
+TEST_P(PolicyInvariants, AnEmptyCacheIsNothingSpecial) {
+  AnyEngine engine = GetParam().engine(workload(GetParam()).budget);
+  EXPECT_FALSE(engine.policy.should_evict());
+  EXPECT_EQ(engine.select().total_count(), 0U);
+  engine.evict(engine.select());
+  EXPECT_EQ(engine.policy.length(), 0U);
+  engine.prompt(0);
+  EXPECT_EQ(engine.select().total_count(), 0U);
+}
+
+TEST_P(PolicyInvariants, OneTokenIsNothingSpecial) {
+  AnyEngine engine = GetParam().engine(workload(GetParam()).budget);
+  engine.prompt(1);
+  EXPECT_EQ(engine.select().total_evicted(), 0U);
+}
+
+// R12: a fork goes its own way; both then do what they would have done alone.
+TEST_P(PolicyInvariants, ACopyForksTheSequence) {
+  const Workload load = workload(GetParam());
+  AnyEngine engine = GetParam().engine(load.budget);
+  engine.prompt(load.prompt_len);
+  engine.evict_if_due();
+  engine.decode(5);
+  auto fork = engine;
+  fork.model.seed = 77;  // another continuation
+  auto alone = engine;
+  fork.decode(15);
+  engine.decode(15);
+  alone.decode(15);
+  EXPECT_EQ(engine.all_positions(), alone.all_positions());
+  EXPECT_EQ(fork.length(), engine.length());
+  EXPECT_EQ(engine.policy.counters().evicted, alone.policy.counters().evicted);
+}
+
+// O-25: nothing of the request before shows.
+TEST_P(PolicyInvariants, ResetIsAsNew) {
+  const Workload load = workload(GetParam());
+  AnyEngine fresh = GetParam().engine(load.budget);
+  const auto expected = run(fresh);
+  AnyEngine engine = GetParam().engine(load.budget, {.seed = 99});
+  run(engine);
+  engine.reset();
+  EXPECT_EQ(engine.policy.length(), 0U);
+  EXPECT_EQ(engine.policy.counters().firings, 0U);
+  engine.model.seed = 1;
+  EXPECT_EQ(run(engine), expected);
+  EXPECT_EQ(engine.policy.counters().evicted, fresh.policy.counters().evicted);
+  EXPECT_EQ(engine.policy.counters().steps, fresh.policy.counters().steps);
+}
+
+// O-25: the second prompt without a reset continues the first; a view of the prompt alone does
+// not fit and is refused.
+TEST_P(PolicyInvariants, ASecondPromptWithoutResetIsNoNewSequence) {
+  const Workload load = workload(GetParam());
+  AnyEngine engine = GetParam().engine(load.budget);
+  run(engine);
+  AnyEngine other = GetParam().engine(load.budget);
+  other.prompt(load.prompt_len);
+  engine.policy.begin(load.prompt_len);
+  EXPECT_TRUE(refuses([&] { engine.policy.end_prefill(other.cache.view()); },
+                      {engine.policy.name(), "seq_len", "reset"}));
+}
+
+// R18: a prompt in pieces, cut at its end, is a prompt.
+TEST_P(PolicyInvariants, ManyChunksAreOneChunk) {
+  for (const RowsFrom rows_from : {RowsFrom::kQueries, RowsFrom::kEngine}) {
+    const KeepMask expected = before_first_cut({}, rows_from).select();
+    for (const std::size_t chunk : {1U, 3U, 7U, 19U, 20U}) {
+      EXPECT_EQ(before_first_cut({}, rows_from, chunk).select(), expected)
+          << "chunks of " << chunk;
+    }
+  }
+}
+
+// Several tokens in a step, not cut in between, are as many steps.
+TEST_P(PolicyInvariants, SeveralTokensInAStepAreAsManySteps) {
+  const Workload load = workload(GetParam());
+  const auto mask_with = [&](std::size_t per_step) {
+    AnyEngine engine = GetParam().engine(load.budget);
+    engine.prompt(load.prompt_len);
+    for (std::size_t fed = 0; fed < 12; fed += per_step) engine.feed(per_step);
+    return KeepMask(engine.select());
+  };
+  const KeepMask expected = mask_with(1);
+  for (const std::size_t per_step : {2U, 3U, 4U, 6U, 12U}) {
+    EXPECT_EQ(mask_with(per_step), expected) << per_step << " a step";
+  }
+}
+
+// Rows from the engine and rows that the library computes are the same rows up to rounding, which
+// the toy model's numbers leave no near-tie for.
+TEST_P(PolicyInvariants, RowsFromTheEngineOrFromQueriesAreTheSame) {
+  const auto queries = before_first_cut({}, RowsFrom::kQueries).select();
+  const auto rows = before_first_cut({}, RowsFrom::kEngine).select();
+  EXPECT_EQ(queries, rows);
+}
+
+// A further prompt of the same sequence, in one piece or in many.
+TEST_P(PolicyInvariants, ASecondPromptIsDefined) {
+  const Workload load = workload(GetParam());
+  const auto after_two_prompts = [&](std::size_t chunk) {
+    AnyEngine engine = GetParam().engine(load.budget);
+    engine.prompt(load.prompt_len);
+    engine.evict_if_due();
+    engine.decode(3);
+    engine.prompt(6, chunk);
+    engine.evict_if_due();
+    engine.decode(4);
+    EXPECT_TRUE(engine.cache_is_intact());
+    EXPECT_EQ(engine.length(), load.prompt_len + 13);
+    EXPECT_EQ(engine.policy.sequence().prompts().size(), 2U);
+    return engine.all_positions();
+  };
+  const auto expected = after_two_prompts(0);
+  EXPECT_EQ(after_two_prompts(2), expected);
+  EXPECT_EQ(after_two_prompts(6), expected);
+}
+
+// O-26: drafts that were taken back leave the decisions as they were. Sums over attention rows
+// keep what the drafts' rows added, as documented; everything else forgets them.
+TEST_P(PolicyInvariants, TruncateForgetsTheTokens) {
+  const Workload load = workload(GetParam());
+  AnyEngine engine = GetParam().engine(load.budget);
+  engine.prompt(load.prompt_len);
+  engine.evict_if_due();
+  engine.decode(4);
+  auto straight = engine;
+  straight.decode(1);
+  const auto before = engine.all_positions();
+
+  engine.model.seed = 5;  // drafts differ from what comes in the end
+  engine.feed(4);
+  engine.truncate(load.prompt_len + 4);
+  EXPECT_EQ(engine.all_positions(), before);
+  EXPECT_EQ(engine.policy.length(), load.prompt_len + 4);
+  EXPECT_EQ(engine.policy.sequence().seq_len(0), engine.positions().size());
+  engine.truncate(load.prompt_len + 4);  // again: no-op
+  EXPECT_TRUE(refuses([&] { engine.policy.truncate(load.prompt_len + 5); },
+                      {engine.policy.name(), "truncate"}));
+  engine.model.seed = 1;
+  engine.decode(1);
+  EXPECT_TRUE(engine.cache_is_intact());
+  EXPECT_EQ(engine.positions().size(), straight.positions().size());
+  if (engine.policy.attention_use() == kvevict::AttentionUse::kNone ||
+                engine.policy.attention_use() == kvevict::AttentionUse::kWindow) {
+    EXPECT_EQ(engine.all_positions(), straight.all_positions());
+  }
+}
+
+TEST_P(PolicyInvariants, TruncateToNothingIsANewSequence) {
+  const Workload load = workload(GetParam());
+  AnyEngine engine = GetParam().engine(load.budget);
+  engine.prompt(load.prompt_len);
+  engine.evict_if_due();
+  engine.truncate(0);
+  EXPECT_EQ(engine.policy.length(), 0U);
+  EXPECT_EQ(engine.select().total_count(), 0U);
+  engine.prompt(3);
+  EXPECT_EQ(engine.select().total_evicted(), 0U);
+}
+
+// An engine that keeps one set of tokens for all lanes executes a projection of the mask.
+TEST_P(PolicyInvariants, AppliesAMaskThatIsCoarserThanItsOwn) {
+  auto engine = before_first_cut();
+  const std::size_t len = engine.positions().size();
+  std::string lane(len, '1');
+  lane.replace(2, 5, "00000");
+  engine.evict(mask_of(kvevict::MaskScope::kModel, kToyShape.num_layers, kToyShape.num_kv_heads,
+                       {lane}));
+  EXPECT_EQ(engine.positions(0, 0).size(), len - 5);
+  EXPECT_EQ(engine.positions(3, 1), engine.positions(0, 0));
+  EXPECT_EQ(engine.policy.sequence().seq_len(0), len - 5);
+  EXPECT_EQ(engine.policy.sequence().position(0, 2), 7);
+  engine.decode(5);
+  EXPECT_TRUE(engine.cache_is_intact());
+}
+
+// R4, R19: a token of NaN breaks neither the count nor the other tokens.
+TEST_P(PolicyInvariants, ATokenOfNaNDoesNoHarm) {
+  const Workload load = workload(GetParam());
+  for (const std::size_t nan_position : {5U, 18U, 22U}) {
+    AnyEngine engine = GetParam().engine(load.budget, {.seed = 1, .nan_position = nan_position});
+    engine.prompt(load.prompt_len);
+    std::size_t expected = expected_total(engine);
+    if (engine.evict_if_due() && GetParam().keeps_exactly) {
+      EXPECT_EQ(engine.policy.counters().kept, expected);
+    }
+    for (std::size_t step = 0; step < load.num_steps; ++step) {
+      engine.feed(1);
+      expected = expected_total(engine);
+      if (engine.evict_if_due() && GetParam().keeps_exactly) {
+        EXPECT_EQ(engine.policy.counters().kept, expected) << "NaN at " << nan_position;
+      }
+    }
+    const bool reads_it = GetParam().counts_non_finite &&
+                          engine.policy.required_inputs() != kvevict::Inputs::kNothing;
+    const bool in_time = engine.policy.trigger() == kvevict::Trigger::kDecodeSteps
+                             ? nan_position == 22
+                             : nan_position < 20;
+    if (reads_it && in_time) {
+      EXPECT_GT(engine.policy.counters().non_finite, 0U) << nan_position;
+    }
+  }
+}
+
+// R7, R10.
+TEST_P(PolicyInvariants, RefusesWhatDoesNotFitAndNamesIt) {
+  auto engine = before_first_cut();
+  const std::size_t len = engine.positions().size();
+  const auto wrong = [&](const kvevict::CacheShape& other, std::size_t length) {
+    LayoutCache cache = layouts::nhd(other, 100, kvevict::ElementType::kF32);
+    for (std::size_t layer = 0; layer < other.num_layers; ++layer) {
+      for (std::size_t head = 0; head < other.num_kv_heads; ++head) {
+        cache.length(layer, head) = length;
+      }
+    }
+    return cache;
+  };
+  kvevict::CacheShape shape = kToyShape;
+  shape.num_layers = 3;
+  LayoutCache too_few_layers = wrong(shape, len);
+  EXPECT_TRUE(refuses([&] { static_cast<void>(engine.policy.select(too_few_layers.view())); },
+                      {engine.policy.name(), "num_layers", "3"}));
+  LayoutCache too_long = wrong(kToyShape, len + 1);
+  EXPECT_TRUE(refuses([&] { static_cast<void>(engine.policy.select(too_long.view())); },
+                      {engine.policy.name(), "seq_len", std::to_string(len + 1)}));
+  LayoutCache one_lane_short = wrong(kToyShape, len);
+  one_lane_short.length(3, 1) = len - 1;
+  EXPECT_TRUE(refuses([&] { static_cast<void>(engine.policy.select(one_lane_short.view())); },
+                      {engine.policy.name(), "seq_len", std::to_string(len - 1)}));
+
+  EXPECT_TRUE(refuses([&] { engine.policy.apply(KeepMask()); }, {engine.policy.name(), "KeepMask"}));
+  const KeepMask other_length = mask_of(kvevict::MaskScope::kModel, kToyShape.num_layers,
+                                        kToyShape.num_kv_heads, {"101"});
+  EXPECT_TRUE(refuses([&] { engine.policy.apply(other_length); }, {engine.policy.name(), "seq_len", "3"}));
+  KeepMask unfinished;
+  unfinished.reset(kvevict::MaskScope::kHead, kToyShape.num_layers, kToyShape.num_kv_heads);
+  EXPECT_TRUE(refuses([&] { engine.policy.apply(unfinished); }, {engine.policy.name(), "num_lanes", "0"}));
+
+}
+
+TEST_P(PolicyInvariants, RefusesRowsThatDoNotFitAndNamesTheField) {
+  AnyEngine engine = before_first_cut();
+  const bool in_decode = engine.policy.trigger() == kvevict::Trigger::kDecodeSteps;
+  in_decode ? engine.policy.append(1) : engine.policy.begin(4);
+  std::size_t layer = 0;
+  while (layer < kToyShape.num_layers && engine.policy.wanted_attention_rows(layer) == 0) ++layer;
+  if (layer == kToyShape.num_layers) GTEST_SKIP() << "reads no attention here";
+  const std::vector<float> data(1000);
+  const auto observe = [&](std::size_t num_q_heads, std::size_t num_rows, std::ptrdiff_t stride) {
+    return [&engine, &data, layer, num_q_heads, num_rows, stride] {
+      engine.policy.observe_attention(layer,
+                                      {data.data(), num_q_heads, num_rows, 4 * stride, stride});
+    };
+  };
+  const std::string name = engine.policy.name();
+  EXPECT_TRUE(refuses(observe(2, 4, 50), {name, "num_q_heads", "2"}));
+  EXPECT_TRUE(refuses(observe(4, 0, 50), {name, "num_rows", "0"}));
+  EXPECT_TRUE(refuses(observe(4, 4, 1), {name, "row_stride", "1"}));
+  layer = 9;
+  EXPECT_TRUE(refuses(observe(4, 4, 50), {name, "layer", "9"}));
+}
+
+// A view without the rows that a policy reads is refused instead of read.
+TEST_P(PolicyInvariants, RefusesAViewWithoutTheRowsItReads) {
+  auto engine = before_first_cut();
+  const std::vector<std::size_t> lengths(8, engine.positions().size());
+  const kvevict::views::ContiguousView empty(kToyShape, {}, {}, lengths);
+  const auto call = [&] { static_cast<void>(engine.policy.select(empty)); };
+  if (covers(engine.policy.required_inputs(), kvevict::Inputs::kKeys)) {
+    EXPECT_TRUE(refuses(call, {engine.policy.name(), "keys"}));
+  } else if (covers(engine.policy.required_inputs(), kvevict::Inputs::kValues)) {
+    EXPECT_TRUE(refuses(call, {engine.policy.name(), "values"}));
+  } else {
+    EXPECT_NO_THROW(call());
+  }
+}
+
+}  // namespace
+}  // namespace kvevict_test

@@ -1,0 +1,107 @@
+// The same content through every layout gives the same masks, bit by bit.
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "support/policy_cases.hpp"
+
+namespace kvevict_test {
+namespace {
+
+/// Every mask that a run applies, in order, and what is kept in the end.
+struct Outcome {
+  std::vector<kvevict::KeepMask> masks;
+  std::vector<std::vector<std::size_t>> positions;
+  bool cache_is_intact = false;
+};
+
+Outcome run_with(const PolicyCase& policy, const LayoutCache& cache) {
+  const Workload load = workload(policy);
+  AnyEngine engine(policy.make(load.budget), cache);
+  Outcome run;
+  const auto evict = [&] {
+    if (!engine.policy.should_evict()) return;
+    run.masks.push_back(engine.select());
+    engine.evict(run.masks.back());
+  };
+  engine.prompt(load.prompt_len);
+  evict();
+  for (std::size_t step = 0; step < load.num_steps; ++step) {
+    engine.feed(1);
+    evict();
+  }
+  run.positions = engine.all_positions();
+  run.cache_is_intact = engine.cache_is_intact();
+  return run;
+}
+
+class LayoutMatrix : public testing::TestWithParam<PolicyCase> {};
+INSTANTIATE_TEST_SUITE_P(Policies, LayoutMatrix, testing::ValuesIn(policy_cases()),
+                         [](const auto& policy) { return policy.param.name; });
+
+TEST_P(LayoutMatrix, EveryLayoutGivesTheSameMasks) {
+  const std::vector<Layout> layouts = all_layouts();
+  const Outcome expected = run_with(GetParam(), layouts[0].make(kToyShape, 48));
+  EXPECT_TRUE(expected.cache_is_intact);
+  if (GetParam().name != "FullKV") {
+    ASSERT_FALSE(expected.masks.empty());
+    EXPECT_GT(expected.masks[0].total_evicted(), 0U);
+  }
+  for (const Layout& layout : layouts) {
+    const Outcome run = run_with(GetParam(), layout.make(kToyShape, 48));
+    EXPECT_EQ(run.masks, expected.masks) << layout.name;
+    EXPECT_EQ(run.positions, expected.positions) << layout.name;
+    EXPECT_TRUE(run.cache_is_intact) << layout.name;
+  }
+}
+
+/// A view that also says which slots are valid.
+class ValidView {
+ public:
+  ValidView(const LayoutCache::View& view, const std::vector<std::uint8_t>& valid)
+      : view_(view), valid_(&valid) {}
+  [[nodiscard]] kvevict::CacheShape shape() const { return view_.shape(); }
+  [[nodiscard]] kvevict::Lane lane(std::size_t layer, std::size_t head) const {
+    kvevict::Lane lane = view_.lane(layer, head);
+    lane.valid = *valid_;
+    return lane;
+  }
+
+ private:
+  LayoutCache::View view_;
+  const std::vector<std::uint8_t>* valid_;
+};
+
+TEST_P(LayoutMatrix, AMaskThatCallsAllSlotsValidChangesNothing) {
+  const Workload load = workload(GetParam());
+  AnyEngine engine = GetParam().engine(load.budget);
+  engine.prompt(load.prompt_len);
+  if (engine.policy.trigger() == kvevict::Trigger::kDecodeSteps) engine.feed(12);
+  const kvevict::KeepMask expected = engine.select();
+  const std::vector<std::uint8_t> valid(100, 1);
+  EXPECT_EQ(engine.policy.select(ValidView(engine.cache.view(), valid)), expected);
+}
+
+// R9: slots that hold no token are never kept, whatever the policy thinks of them.
+TEST_P(LayoutMatrix, SlotsThatAreNotValidAreNeverKept) {
+  const Workload load = workload(GetParam());
+  AnyEngine engine = GetParam().engine(load.budget);
+  engine.prompt(load.prompt_len);
+  if (engine.policy.trigger() == kvevict::Trigger::kDecodeSteps) engine.feed(12);
+  std::vector<std::uint8_t> valid(100, 1);
+  for (const std::size_t slot : {0U, 3U, 8U}) valid[slot] = 0;
+  const kvevict::KeepMask& mask = engine.policy.select(ValidView(engine.cache.view(), valid));
+  for (std::size_t layer = 0; layer < kToyShape.num_layers; ++layer) {
+    for (std::size_t head = 0; head < kToyShape.num_kv_heads; ++head) {
+      for (const std::size_t slot : {0U, 3U, 8U}) EXPECT_FALSE(mask.keeps(layer, head, slot));
+    }
+  }
+  if (GetParam().name != "FullKV" && GetParam().keeps_exactly) {
+    EXPECT_EQ(mask.total_count(), engine.select().total_count());
+  }
+}
+
+}  // namespace
+}  // namespace kvevict_test

@@ -1,0 +1,182 @@
+// The list of policies for the tests of what all of them have in common. Written in one place, so
+// that the policies are compiled once for those tests.
+#include "support/policy_cases.hpp"
+
+#include <cstddef>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "kvevict/policies/controls.hpp"
+#include "kvevict/policies/epikv.hpp"
+#include "kvevict/policies/epikv_attention.hpp"
+#include "kvevict/policies/epikv_key_value.hpp"
+#include "kvevict/policies/epikv_lag.hpp"
+#include "kvevict/policies/epikv_segments.hpp"
+#include "kvevict/policies/laprox.hpp"
+#include "kvevict/policies/snapkv.hpp"
+#include "kvevict/policies/streaming_llm.hpp"
+#include "support/random.hpp"
+#include "support/score_policy.hpp"
+
+#if __has_include("kvevict/policies/h2o.hpp")
+#include "kvevict/policies/h2o.hpp"
+#endif
+#if __has_include("kvevict/policies/inertiakv.hpp")
+#include "kvevict/policies/inertiakv.hpp"
+#endif
+
+namespace kvevict_test {
+namespace {
+
+using kvevict::GroupReading;
+using kvevict::GroupReduce;
+
+/// `options(budget)` gives the options of P.
+template <class P, class MakeOptions>
+PolicyCase case_of(const std::string& name, MakeOptions options) {
+  return {.name = name,
+          .make = [=](std::size_t budget) { return AnyTestPolicy(P(options(budget), kToyShape)); }};
+}
+/// A policy that needs nothing but its budget.
+template <class P>
+PolicyCase case_of(const std::string& name) {
+  return case_of<P>(name, [](std::size_t budget) {
+    typename P::Options options;
+    options.budget = budget;
+    return options;
+  });
+}
+PolicyCase cuts_deeper(PolicyCase policy) {
+  policy.keeps_exactly = false;
+  return policy;
+}
+PolicyCase without_count(PolicyCase policy) {
+  policy.counts_non_finite = false;
+  return policy;
+}
+/// Scaled values that are not finite are 0 in Lag-KV, so no score is NaN.
+kvevict::EpiKVLagOptions lag(std::size_t budget) { return {.budget = budget, .chunk_len = 4}; }
+kvevict::EpiKVLagOptions frozen_lag(std::size_t budget) {
+  return {.budget = budget, .chunk_len = 4, .frozen = true};
+}
+
+/// Options of either kind of segments, short enough for a few tokens.
+kvevict::EpiKVSegmentOptions segments(std::size_t budget) {
+  return {.budget = budget, .segment_len = 4, .cap_high = 3, .cap_middle = 2, .cap_low = 1};
+}
+
+std::shared_ptr<const kvevict::OutputProjection> output_projection() {
+  constexpr std::size_t kHiddenSize = 12;
+  auto projection = std::make_shared<kvevict::OutputProjection>(kToyShape, kHiddenSize);
+  Random random(9);
+  std::vector<float> weight(kToyShape.num_q_heads * kToyShape.value_size() * kHiddenSize);
+  for (std::size_t layer = 0; layer < kToyShape.num_layers; ++layer) {
+    for (float& x : weight) x = random.eighths();
+    projection->set_layer(layer, weight.data());
+  }
+  return projection;
+}
+kvevict::LaProxOptions laprox(std::size_t budget, GroupReading reading) {
+  kvevict::LaProxOptions options;
+  options.budget = budget;
+  options.observation_window = 4;
+  options.group_reading = reading;
+  if (reading == GroupReading::kExact) options.pool_stage = kvevict::PoolStage::kProduct;
+  options.output_projection = output_projection();
+  return options;
+}
+
+/// Lanes that share a budget and go their own ways.
+TableScoreOptions random_scores(std::size_t budget) {
+  Random random(5);
+  std::vector<std::vector<float>> scores(8, std::vector<float>(200));
+  for (std::vector<float>& lane : scores) {
+    for (float& score : lane) score = random.eighths();
+  }
+  return {.budget = budget,
+          .scope = kvevict::MaskScope::kHead,
+          .competition = kvevict::Competition::kLayer,
+          .min_keep = 2,
+          .protection = {.recent_window = 1},
+          .scores = scores};
+}
+
+}  // namespace
+
+const std::vector<PolicyCase>& policy_cases() {
+  static const std::vector<PolicyCase> cases = {
+      case_of<kvevict::FullKV>("FullKV",
+                               [](std::size_t) { return kvevict::FullKVOptions{}; }),
+      case_of<kvevict::RandomEviction>(
+          "Random",
+          [](std::size_t budget) {
+            return kvevict::RandomEvictionOptions{
+                .budget = budget, .protection = {.num_sink_tokens = 1, .recent_window = 2}};
+          }),
+      case_of<kvevict::RandomEviction>(
+          "RandomAtPrefillEnd",
+          [](std::size_t budget) {
+            return kvevict::RandomEvictionOptions{
+                .budget = budget, .shared = true, .only_at_prefill_end = true};
+          }),
+      case_of<kvevict::StreamingLLM>("StreamingLLM",
+                                     [](std::size_t budget) {
+                                       return kvevict::StreamingLLMOptions{
+                                           .num_sink_tokens = 2, .recent_window = budget - 2};
+                                     }),
+      case_of<TableScore>("TableScore", random_scores),
+      case_of<kvevict::EpiKV>("EpiKV"),
+      case_of<kvevict::EpiKVRaw>("EpiKVRaw"),
+      case_of<kvevict::EpiKVBands>("EpiKVBands"),
+      case_of<kvevict::EpiKVKey>("EpiKVKey"),
+      case_of<kvevict::EpiKVValue>("EpiKVValue"),
+      without_count(case_of<kvevict::EpiKVLag>("EpiKVLag", lag)),
+      without_count(case_of<kvevict::EpiKVLag>("EpiKVLagFrozen", frozen_lag)),
+      without_count(case_of<kvevict::EpiKVLagKey>("EpiKVLagKey", lag)),
+      case_of<kvevict::EpiKVAttention>("EpiKVAttention"),
+      cuts_deeper(case_of<kvevict::EpiKVSegmentHS>("EpiKVSegmentHS", segments)),
+      cuts_deeper(case_of<kvevict::EpiKVSeg>("EpiKVSeg", segments)),
+      case_of<kvevict::SnapKV>("SnapKV",
+                               [](std::size_t budget) {
+                                 return kvevict::SnapKVOptions{.budget = budget,
+                                                               .observation_window = 4};
+                               }),
+      case_of<kvevict::SnapKV>(
+          "SnapKVMax",
+          [](std::size_t budget) {
+            return kvevict::SnapKVOptions{
+                .budget = budget,
+                .observation_window = 4,
+                .pooling = {.kind = kvevict::PoolKind::kMax, .kernel_size = 3},
+                .group_reduce = GroupReduce::kMax,
+                .softmax_support = kvevict::SoftmaxSupport::kPast};
+          }),
+      case_of<kvevict::LaProx>(
+          "LaProx", [](std::size_t budget) { return laprox(budget, GroupReading::kMeanNorms); }),
+      case_of<kvevict::LaProx>(
+          "LaProxHeads",
+          [](std::size_t budget) { return laprox(budget, GroupReading::kHeadProducts); }),
+      case_of<kvevict::LaProx>(
+          "LaProxSummed", [](std::size_t budget) { return laprox(budget, GroupReading::kSummed); }),
+      case_of<kvevict::LaProx>(
+          "LaProxExact", [](std::size_t budget) { return laprox(budget, GroupReading::kExact); }),
+  };
+  return cases;
+}
+
+namespace {
+
+TEST(PolicyCases, HaveNamesOfTheirOwn) {
+  std::set<std::string> names;
+  for (const PolicyCase& policy : policy_cases()) {
+    EXPECT_TRUE(names.insert(policy.name).second) << policy.name;
+  }
+}
+
+}  // namespace
+}  // namespace kvevict_test
