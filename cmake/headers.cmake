@@ -18,17 +18,63 @@ set(KVEVICT_HEADERS
     include/kvevict/core/step_inputs.hpp
     include/kvevict/core/types.hpp
     include/kvevict/element_type.hpp
+    include/kvevict/kernels/avx2.hpp
+    include/kvevict/kernels/avx512.hpp
+    include/kvevict/kernels/cpu.hpp
+    include/kvevict/kernels/half.hpp
     include/kvevict/kernels/kernel_set.hpp
+    include/kvevict/kernels/kernels.hpp
+    include/kvevict/kernels/linalg.hpp
+    include/kvevict/kernels/neon.hpp
+    include/kvevict/kernels/scalar.hpp
     include/kvevict/kvevict.hpp
     include/kvevict/option_text.hpp
     include/kvevict/policies/controls.hpp
+    include/kvevict/policies/epikv.hpp
+    include/kvevict/policies/epikv_attention.hpp
+    include/kvevict/policies/epikv_key_value.hpp
+    include/kvevict/policies/epikv_lag.hpp
+    include/kvevict/policies/epikv_rules.hpp
+    include/kvevict/policies/epikv_segments.hpp
+    include/kvevict/policies/h2o.hpp
+    include/kvevict/policies/inertiakv.hpp
+    include/kvevict/policies/laprox.hpp
     include/kvevict/policies/policy.hpp
+    include/kvevict/policies/snapkv.hpp
     include/kvevict/policies/streaming_llm.hpp
     include/kvevict/scoring/attention_columns.hpp
     include/kvevict/scoring/attention_rows.hpp
+    include/kvevict/scoring/group_reduce.hpp
+    include/kvevict/scoring/kv_part.hpp
+    include/kvevict/scoring/lag_deviation.hpp
+    include/kvevict/scoring/min_max.hpp
+    include/kvevict/scoring/normalize.hpp
+    include/kvevict/scoring/observation_window.hpp
+    include/kvevict/scoring/output_contribution.hpp
+    include/kvevict/scoring/output_projection.hpp
+    include/kvevict/scoring/pooling.hpp
+    include/kvevict/scoring/projected_norms.hpp
     include/kvevict/scoring/row_blocks.hpp
+    include/kvevict/scoring/row_counts.hpp
+    include/kvevict/scoring/row_entropy.hpp
+    include/kvevict/scoring/row_sums.hpp
+    include/kvevict/scoring/spoiling_sum.hpp
+    include/kvevict/scoring/step_rows.hpp
+    include/kvevict/scoring/token_variance.hpp
+    include/kvevict/scoring/value_norms.hpp
     include/kvevict/selection/pool_selection.hpp
+    include/kvevict/selection/segment_caps.hpp
+    include/kvevict/selection/streaming_top_k.hpp
     include/kvevict/selection/top_k.hpp
+    include/kvevict/temporal/decoded_tokens.hpp
+    include/kvevict/temporal/first_prompt.hpp
+    include/kvevict/temporal/frozen_scores.hpp
+    include/kvevict/temporal/hidden_delta.hpp
+    include/kvevict/temporal/hidden_trend.hpp
+    include/kvevict/temporal/late_scores.hpp
+    include/kvevict/temporal/rolling_window.hpp
+    include/kvevict/temporal/running_scores.hpp
+    include/kvevict/temporal/step_sum.hpp
     include/kvevict/version.hpp
     include/kvevict/views/compact.hpp
     include/kvevict/views/contiguous_view.hpp

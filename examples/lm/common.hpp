@@ -28,13 +28,13 @@ using engine::Token;
 
 /// Options that every command has; those of the policy are not read by compare.
 struct Common {
-  std::string model;
+  std::string model = {};
   std::size_t num_threads = 2;
   std::string signals = "rows";
-  std::string json;
+  std::string json = {};
   std::string policy = "fullkv";
   std::string budget = "10%";
-  std::string options;
+  std::string options = {};
 };
 
 /// A loaded model and what it takes to run it under a policy.

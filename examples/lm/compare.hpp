@@ -266,16 +266,20 @@ inline int run_compare(const Common& common, const CompareOptions& options) {
   runtime.check_fits(text.size(), "--decode-tokens");
 
   const auto recall = detail::compare_recall(runtime, options, kind, progress);
-  const auto decode = detail::compare_decode(runtime, options, text, progress);
+  // The built-in model was not trained to predict prose.
+  const auto decode = built_in ? std::vector<CompareRow>()
+                               : detail::compare_decode(runtime, options, text, progress);
   progress.show("");
   std::printf(
       "%s\n\nPrompt compression: facts in prompts of %zu tokens, the cache cut at the "
       "prompt's end\n",
       common.model.c_str(), options.prompt_len);
   detail::print_rows(recall, true);
-  std::printf("\nLong decode: a story of %zu tokens, predicted token by token under the budget\n",
-              text.size());
-  detail::print_rows(decode, false);
+  if (!built_in) {
+    std::printf("\nLong decode: a story of %zu tokens, predicted token by token under the budget\n",
+                text.size());
+    detail::print_rows(decode, false);
+  }
   std::printf(
       "\nMB: memory of K and V really held. read s: the prompt. score, select: the policy's "
       "milliseconds in\na decode step; %%: its share of the step, moving rows included. "

@@ -2,6 +2,9 @@
 #define KVEVICT_TESTS_GOLDEN_H2O_CASES_HPP_
 
 #include "golden/step_logits.hpp"
+#include "kvevict/core/lane.hpp"
+#include "kvevict/core/scratch.hpp"
+#include "kvevict/kernels/kernels.hpp"
 #include "kvevict/policies/h2o.hpp"
 #include "support/golden.hpp"
 
@@ -34,9 +37,14 @@ inline void run(const GoldenCase& golden, GoldenReport& report, const std::strin
        .scope = name == "shared" ? kvevict::MaskScope::kModel : kvevict::MaskScope::kHead},
       shape);
   const std::size_t num_lanes = policy.sequence().num_lanes();
-  const auto append_scores = [&](std::vector<double>& scores) {
+  const auto append_scores = [&](PositionCache& cache, std::vector<double>& scores) {
+    const auto view = cache.view();
+    const kvevict::ViewRef ref(view);
+    kvevict::Scratch scratch;
     for (std::size_t lane = 0; lane < num_lanes; ++lane) {
-      const auto sums = policy.method().scores(lane);
+      std::vector<float> sums(policy.sequence().seq_len(lane));
+      policy.method().score({ref, policy.sequence(), kvevict::kernels::best(), scratch}, lane,
+                            sums);
       scores.insert(scores.end(), sums.begin(), sums.end());
     }
   };
@@ -72,7 +80,7 @@ inline void run(const GoldenCase& golden, GoldenReport& report, const std::strin
   }
   policy.end_prefill(cache.view());
   std::vector<double> scores;
-  append_scores(scores);
+  append_scores(cache, scores);
   report.scores(name + ".prefill_scores", golden.tensor(name + ".prefill_scores").values, scores);
   cut(policy, cache);
   std::vector<double> kept;
@@ -98,7 +106,7 @@ inline void run(const GoldenCase& golden, GoldenReport& report, const std::strin
   append_positions(cache, kept);
   report.equal(name + ".kept", golden.tensor(name + ".kept").values, kept);
   scores.clear();
-  append_scores(scores);
+  append_scores(cache, scores);
   report.scores(name + ".scores", golden.tensor(name + ".scores").values, scores);
 }
 

@@ -207,6 +207,36 @@ TEST(LaProx, ExactReadingIsTheTrueContribution) {
   }
 }
 
+// Two heads that undo each other, A / 3 with -3 W, leave nothing; rounding must not make it the
+// root of a negative number.
+TEST(LaProx, ExactReadingOfHeadsThatCancel) {
+  const CacheShape shape{.num_layers = 1, .num_q_heads = 2, .num_kv_heads = 1, .head_dim = 5};
+  Random random(5);
+  WindowCache cache(shape, 100);
+  cache.fill(random);
+  std::vector<float> weight(5 * kHidden);
+  for (float& w : weight)
+    w = random.eighths() / 3.0F;
+  for (std::size_t i = 0; i < 5 * kHidden; ++i)
+    weight.push_back(-3.0F * weight[i]);
+  std::vector<float> row(100);
+  for (float& a : row)
+    a = static_cast<float>(random.below(64)) / 700.0F;
+  LaProx policy({.budget = 50,
+                 .observation_window = 1,
+                 .group_reading = GroupReading::kExact,
+                 .pooling = kNoPooling,
+                 .output_projection = project(shape, kHidden, {weight})},
+                shape);
+  std::vector<float> third = row;
+  for (float& a : third)
+    a /= 3.0F;
+  feed_last_rows(policy, cache, {{row, third}});
+  for (const float p : scores_of(policy, cache))
+    EXPECT_NEAR(p, 0.0F, 1e-3F);
+  EXPECT_EQ(policy.select(cache.view()).total_count(), 50U);
+}
+
 // A group of one leaves nothing to read: all four agree up to rounding.
 TEST(LaProx, ReadingsAgreeWithoutGroups) {
   const CacheShape shape{.num_layers = 2, .num_q_heads = 2, .num_kv_heads = 2, .head_dim = 5};
@@ -530,6 +560,30 @@ TEST(LaProx, SecondPromptIsAFreshWindow) {
   cut(policy, cache);
   EXPECT_EQ(policy.counters().kept, 6U * 12U);
   EXPECT_EQ(policy.counters().firings, 2U);
+}
+
+// Also where they came before the engine found the time to cut: they are on top of the budget.
+TEST(LaProx, DecodedTokensStay) {
+  Random random(13);
+  WindowCache cache(kModel, 60);
+  cache.fill(random);
+  const WindowQueries queries(kModel, 4, random);
+  LaProx policy({.budget = 10,
+                 .observation_window = 4,
+                 .output_projection = random_projection(kModel, random)},
+                kModel);
+  feed_prompt(policy, cache, 40, queries, 40);
+  for (std::size_t step = 0; step < 8; ++step) {
+    cache.append(1);
+    policy.append(1);
+    EXPECT_FALSE(policy.wants_attention(0));
+  }
+  cut(policy, cache);
+  EXPECT_EQ(policy.counters().kept, 6U * (10U + 8U));
+  cache.append(1);
+  policy.append(1);
+  EXPECT_FALSE(policy.should_evict());
+  EXPECT_EQ(policy.select(cache.view()).total_evicted(), 0U);
 }
 
 TEST(LaProx, ForkAndRollback) {

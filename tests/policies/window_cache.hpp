@@ -48,6 +48,10 @@ class WindowCache {
         throw std::logic_error("the test's cache is too small");
     }
   }
+  /// Takes the newest tokens back, so that every lane has at most `seq_len` slots.
+  void truncate(std::size_t seq_len) {
+    for (std::size_t& length : lengths_) length = std::min(length, seq_len);
+  }
   void evict(const kvevict::KeepMask& mask) {
     kvevict::compact(view(), mask);
     for (std::size_t lane = 0; lane < lengths_.size(); ++lane) {

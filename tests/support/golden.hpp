@@ -129,6 +129,11 @@ class GoldenReport {
   template <class Actual>
   void scores(const std::string& record, const std::vector<double>& expected,
               const Actual& actual) {
+    scores(record, expected, actual, tolerance_);
+  }
+  template <class Actual>
+  void scores(const std::string& record, const std::vector<double>& expected, const Actual& actual,
+              double tolerance) {
     check_size(record, expected.size(), actual.size());
     double largest = 0;
     for (const double value : expected) {
@@ -144,7 +149,20 @@ class GoldenReport {
       const double deviation = largest > 0 ? std::abs(value - expected[i]) / largest
                                            : std::abs(value - expected[i]);
       largest_deviation_ = std::max(largest_deviation_, deviation);
-      if (deviation > tolerance_) differ(record, i, expected[i], value);
+      if (deviation > tolerance)
+        differ(record, i, expected[i], value);
+    }
+    ++records_;
+  }
+  /// Values with an absolute tolerance.
+  template <class Actual>
+  void near(const std::string& record, const std::vector<double>& expected, const Actual& actual,
+            double tolerance) {
+    check_size(record, expected.size(), actual.size());
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      const auto value = static_cast<double>(actual[i]);
+      if (!(std::abs(value - expected[i]) <= tolerance))
+        differ(record, i, expected[i], value);
     }
     ++records_;
   }

@@ -6,8 +6,8 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/slot_array.hpp"
 #include "kvevict/policies/policy.hpp"
+#include "kvevict/scoring/attention_columns.hpp"
 #include "kvevict/scoring/row_counts.hpp"
-#include "kvevict/scoring/row_sums.hpp"
 #include "kvevict/temporal/first_prompt.hpp"
 
 #include <algorithm>
@@ -60,9 +60,9 @@ class H2OMethod {
 
   H2OMethod(const Options& options, const CacheShape& shape)
       : options_(options),
-        lane_share_(static_cast<float>(shape.num_lanes(options.scope)) /
-                    static_cast<float>(shape.num_lanes(MaskScope::kHead))),
-        sums_(shape, options.scope, options.lifetime_mean ? 2 : 1) {
+        shape_(shape),
+        sums_(shape, RowReduce::kSum, HeadReduce::kGroupMean),
+        counts_(shape, options.scope, options.lifetime_mean ? 1 : 0) {
     for (const auto& [field, budget] :
          {std::pair{"heavy", &options.heavy}, std::pair{"recent", &options.recent}}) {
       detail::require(!budget->is_total(), kName, field, budget->count(),
@@ -83,7 +83,7 @@ class H2OMethod {
     return {.budget = detail::saturating_add(tokens(options_.heavy, sequence),
                                              tokens(options_.recent, sequence))};
   }
-  [[nodiscard]] auto state() noexcept { return std::tie(first_prompt_, sums_); }
+  [[nodiscard]] auto state() noexcept { return std::tie(first_prompt_, sums_, counts_); }
 
   void begin(const Sequence& sequence) noexcept { first_prompt_.begin(sequence); }
   [[nodiscard]] std::size_t wanted_rows(const Sequence& /*sequence*/,
@@ -91,28 +91,27 @@ class H2OMethod {
     return std::numeric_limits<std::size_t>::max();  // all there are
   }
   std::size_t observe_rows(const GroupRows& rows, const Sequence& /*sequence*/,
-                           const kernels::KernelSet& kernel) noexcept {
-    if (options_.lifetime_mean)
-      count_rows(rows, lane_share_, sums_.of(rows.layer, rows.kv_head, kCounts));
-    return add_rows(rows, lane_share_ / static_cast<float>(rows.group_size), kernel,
-                    sums_.of(rows.layer, rows.kv_head));
+                           const kernels::KernelSet& kernel) {
+    const std::size_t head = shape_.lane_of(MaskScope::kHead, rows.layer, rows.kv_head);
+    if (options_.lifetime_mean && head % heads_per_lane() == 0)
+      count_rows(rows, counts_.at(head / heads_per_lane()));
+    return sums_.observe(rows, kernel);
   }
 
-  void score(const ScoreInput& /*input*/, std::size_t lane, std::span<float> out) const noexcept {
-    const std::span<const float> sums = scores(lane);
-    std::copy(sums.begin(), sums.end(), out.begin());
+  // Heads that share a set are brought together here, not as rows come: a sum in the order of
+  // arrival would depend on the chunks of a prompt.
+  void score(const ScoreInput& input, std::size_t lane, std::span<float> out) const noexcept {
+    const float share = 1.0F / static_cast<float>(heads_per_lane());
+    std::fill(out.begin(), out.end(), 0.0F);
+    for (std::size_t head = first_head_of(lane); head < first_head_of(lane + 1); ++head) {
+      const auto sums = sums_.of(head / shape_.num_kv_heads, head % shape_.num_kv_heads);
+      input.kernel.add(share, sums.data(), sums.size(), out.data());
+    }
     if (!options_.lifetime_mean)
       return;
-    const std::span<const float> counts = sums_.at(lane, kCounts);
-    for (std::size_t slot = 0; slot < out.size(); ++slot) {
-      if (counts[slot] > 0.0F)
-        out[slot] /= counts[slot];
-    }
-  }
-
-  /// [seq_len] sums of a lane, in the order of the policy's scope.
-  [[nodiscard]] std::span<const float> scores(std::size_t lane) const noexcept {
-    return sums_.at(lane);
+    const std::span<const float> counts = counts_.at(lane);
+    for (std::size_t slot = 0; slot < out.size(); ++slot)
+      out[slot] /= std::max(counts[slot], 1.0F);
   }
 
   template <class Visit>
@@ -125,16 +124,22 @@ class H2OMethod {
   }
 
  private:
-  static constexpr std::size_t kCounts = 1;
-
   [[nodiscard]] std::size_t tokens(const Budget& budget, const Sequence& sequence) const noexcept {
     return first_prompt_.frozen(budget, sequence).tokens_of(0);
   }
+  // KV heads, counted through the model, whose lanes are one lane of this scope.
+  [[nodiscard]] std::size_t heads_per_lane() const noexcept {
+    return shape_.num_lanes(MaskScope::kHead) / shape_.num_lanes(options_.scope);
+  }
+  [[nodiscard]] std::size_t first_head_of(std::size_t lane) const noexcept {
+    return lane * heads_per_lane();
+  }
 
   Options options_;
-  float lane_share_;  // of one KV head in its lane
+  CacheShape shape_;
   FirstPrompt first_prompt_;
-  SlotArray sums_;  // and, for means, how many rows went in, each slot its own number
+  AttentionColumns sums_;
+  SlotArray counts_;  // rows that could see the slot; empty where no mean is wanted
 };
 
 using H2O = Policy<H2OMethod>;

@@ -1,0 +1,187 @@
+// Policies allocate only while the cache grows: counted by a global operator new that counts on
+// this thread, and only while a library call runs.
+#include <cstddef>
+#include <cstdlib>
+#include <map>
+#include <new>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include <gtest/gtest.h>
+
+#include "support/policy_cases.hpp"
+
+namespace {
+
+thread_local bool counts_allocations = false;
+thread_local std::size_t num_allocations = 0;
+
+void* counted(void* memory) {
+  if (memory == nullptr) throw std::bad_alloc();
+  if (counts_allocations) ++num_allocations;
+  return memory;
+}
+
+}  // namespace
+
+// The array and nothrow forms of the standard library end here. Inlined, new and delete would show
+// the compiler a free() of what operator new gave.
+[[gnu::noinline]] void* operator new(std::size_t size) { return counted(std::malloc(size == 0 ? 1 : size)); }
+[[gnu::noinline]] void* operator new(std::size_t size, std::align_val_t alignment) {
+  const auto align = static_cast<std::size_t>(alignment);
+  return counted(std::aligned_alloc(align, (size + align - 1) / align * align));
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+
+namespace kvevict_test {
+namespace {
+
+using Counts = std::map<std::string, std::size_t>;  // by call, those that allocated
+
+/// Counts as long as it lives.
+class Counting {
+ public:
+  Counting(Counts& counts, const char* call) : counts_(&counts), call_(call) {
+    num_allocations = 0;
+    counts_allocations = true;
+  }
+  Counting(const Counting&) = delete;
+  Counting& operator=(const Counting&) = delete;
+  ~Counting() {
+    counts_allocations = false;
+    if (num_allocations > 0) (*counts_)[call_] += num_allocations;
+  }
+
+ private:
+  Counts* counts_;
+  const char* call_;
+};
+
+/// Stands between an engine and its policy.
+class CountingPolicy {
+ public:
+  CountingPolicy(AnyTestPolicy policy, Counts& counts)
+      : policy_(std::move(policy)), counts_(&counts) {}
+
+  // Where a request starts and ends memory may be taken.
+  void begin(std::size_t count, std::span<const kvevict::PositionSpan> pinned) {
+    policy_.begin(count, pinned);
+  }
+  void truncate(std::size_t length) { policy_.truncate(length); }
+  void reset() { policy_.reset(); }
+
+  void append(std::size_t count) {
+    const Counting counting(*counts_, "append");
+    policy_.append(count);
+  }
+  [[nodiscard]] std::size_t wanted_attention_rows(std::size_t layer) const {
+    const Counting counting(*counts_, "wanted_attention_rows");
+    return policy_.wanted_attention_rows(layer);
+  }
+  [[nodiscard]] bool wants_hidden(std::size_t layer) const {
+    const Counting counting(*counts_, "wants_hidden");
+    return policy_.wants_hidden(layer);
+  }
+  void observe_attention(std::size_t layer, const kvevict::AttentionRows& rows) {
+    const Counting counting(*counts_, "observe_attention");
+    policy_.observe_attention(layer, rows);
+  }
+  template <class View>
+  void observe_queries(std::size_t layer, const kvevict::QueryRows& rows, const View& view) {
+    const Counting counting(*counts_, "observe_queries");
+    policy_.observe_queries(layer, rows, view);
+  }
+  void observe_hidden(std::size_t layer, const kvevict::HiddenRows& rows) {
+    const Counting counting(*counts_, "observe_hidden");
+    policy_.observe_hidden(layer, rows);
+  }
+  template <class View>
+  void observe_cache(const View& view) {
+    const Counting counting(*counts_, "observe_cache");
+    policy_.observe_cache(view);
+  }
+  template <class View>
+  void end_prefill(const View& view) {
+    const Counting counting(*counts_, "end_prefill");
+    policy_.end_prefill(view);
+  }
+  [[nodiscard]] bool should_evict() const {
+    const Counting counting(*counts_, "should_evict");
+    return policy_.should_evict();
+  }
+  template <class View>
+  [[nodiscard]] const kvevict::KeepMask& select(const View& view) const {
+    const Counting counting(*counts_, "select");
+    return policy_.select(view);
+  }
+  void apply(const kvevict::KeepMask& mask) {
+    const Counting counting(*counts_, "apply");
+    policy_.apply(mask);
+  }
+
+ private:
+  AnyTestPolicy policy_;
+  Counts* counts_;
+};
+
+class AllocationFree : public testing::TestWithParam<std::tuple<PolicyCase, RowsFrom>> {
+ protected:
+  Counts counts;
+
+  TestEngine<CountingPolicy> make_engine() {
+    const auto& [policy, rows_from] = GetParam();
+    return {CountingPolicy(policy.make(workload(policy).budget), counts),
+            layouts::nhd(kToyShape, 200, kvevict::ElementType::kF32), {}, rows_from};
+  }
+  static void run(TestEngine<CountingPolicy>& engine) {
+    const Workload load = workload(std::get<0>(GetParam()));
+    engine.prompt(load.prompt_len, 6);
+    engine.evict_if_due();
+    engine.decode(load.num_steps);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Policies, AllocationFree,
+                         testing::Combine(testing::ValuesIn(policy_cases()),
+                                          testing::Values(RowsFrom::kQueries, RowsFrom::kEngine)),
+                         [](const auto& policy) {
+                           const bool queries = std::get<1>(policy.param) == RowsFrom::kQueries;
+                           return std::get<0>(policy.param).name +
+                                  (queries ? "_queries" : "_rows");
+                         });
+
+// The counter counts: the first request has to take memory somewhere.
+TEST_P(AllocationFree, TheFirstRequestTakesMemory) {
+  if (std::get<0>(GetParam()).name == "FullKV") GTEST_SKIP() << "keeps no state";
+  TestEngine<CountingPolicy> engine = make_engine();
+  run(engine);
+  EXPECT_FALSE(counts.empty());
+}
+
+TEST_P(AllocationFree, ASecondRequestOfTheSameLengthTakesNone) {
+  TestEngine<CountingPolicy> engine = make_engine();
+  run(engine);
+  engine.reset();
+  counts.clear();
+  run(engine);
+  EXPECT_EQ(counts, Counts{});
+}
+
+TEST_P(AllocationFree, ACacheThatNoLongerGrowsTakesNone) {
+  const PolicyCase& policy = std::get<0>(GetParam());
+  const bool grows = policy.name == "FullKV" || policy.make(64).trigger() ==
+                                                    kvevict::Trigger::kPrefillEnd;
+  if (grows) GTEST_SKIP() << "keeps what is decoded";
+  TestEngine<CountingPolicy> engine = make_engine();
+  run(engine);
+  counts.clear();
+  engine.decode(100);
+  EXPECT_EQ(counts, Counts{});
+}
+
+}  // namespace
+}  // namespace kvevict_test
