@@ -5,31 +5,21 @@
 #include <exception>
 #include <filesystem>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "golden/epikv_cases.hpp"
+#include "golden/h2o_cases.hpp"
+#include "golden/inertiakv_cases.hpp"
+#include "golden/laprox_cases.hpp"
 #include "golden/model_cases.hpp"
 #include "golden/selection_cases.hpp"
+#include "golden/snapkv_cases.hpp"
 #include "golden/streaming_llm_cases.hpp"
 #include "support/golden.hpp"
-
-#if __has_include("golden/epikv_cases.hpp")
-#include "golden/epikv_cases.hpp"
-#endif
-#if __has_include("golden/h2o_cases.hpp")
-#include "golden/h2o_cases.hpp"
-#endif
-#if __has_include("golden/inertiakv_cases.hpp")
-#include "golden/inertiakv_cases.hpp"
-#endif
-#if __has_include("golden/laprox_cases.hpp")
-#include "golden/laprox_cases.hpp"
-#endif
-#if __has_include("golden/snapkv_cases.hpp")
-#include "golden/snapkv_cases.hpp"
-#endif
 
 // The library against numbers that independent implementations computed. Any folder of such files
 // can be compared: KVEVICT_GOLDEN_DIR in the environment names it.
@@ -39,26 +29,16 @@ namespace {
 /// Who runs a case, by its `text policy`.
 const std::map<std::string, GoldenDriver>& drivers() {
   static const std::map<std::string, GoldenDriver> map = {
-      {"streaming_llm", run_streaming_llm},
-      {"selection_topk", run_selection_topk},
-      {"selection_global", run_selection_global},
-#if __has_include("golden/epikv_cases.hpp")
-      {"epikv", run_epikv},
-#endif
-#if __has_include("golden/h2o_cases.hpp")
-      {"h2o", run_h2o},
-#endif
-#if __has_include("golden/inertiakv_cases.hpp")
-      {"inertiakv", run_inertiakv},
       {"ema", run_ema},
+      {"epikv", run_epikv},
+      {"h2o", run_h2o},
+      {"inertiakv", run_inertiakv},
       {"inertiakv_budget", run_inertiakv_budget},
-#endif
-#if __has_include("golden/laprox_cases.hpp")
       {"laprox", run_laprox},
-#endif
-#if __has_include("golden/snapkv_cases.hpp")
+      {"selection_global", run_selection_global},
+      {"selection_topk", run_selection_topk},
       {"snapkv", run_snapkv},
-#endif
+      {"streaming_llm", run_streaming_llm},
   };
   return map;
 }
@@ -96,30 +76,22 @@ TEST(Golden, AllCasesOfTheFolder) {
   for (const std::string& path : files) {
     try {
       const GoldenCase golden = GoldenCase::read(path);
-      if (needs_model(golden)) {
-        const char* model = std::getenv("KVEVICT_MODEL");
-        if (model == nullptr) {
-          std::printf("skipped %s: KVEVICT_MODEL does not name its GGUF file\n", path.c_str());
-          ++skipped;
-          continue;
-        }
-        GoldenReport report(golden);
-        run_model(golden, report, model);
-        Tally& tally = tallies["model"];
-        ++tally.cases;
-        tally.records += report.records();
-        tally.largest_deviation = std::max(tally.largest_deviation, report.largest_deviation());
-        continue;
-      }
-      const auto driver = drivers().find(golden.text("policy"));
-      if (driver == drivers().end()) {
-        ADD_FAILURE() << path << ": nothing here understands policy " << golden.text("policy");
-        continue;
-      }
       GoldenReport report(golden);
-      driver->second(golden, report);
-      if (report.records() == 0) ADD_FAILURE() << path << ": nothing was compared";
-      Tally& tally = tallies[driver->first];
+      std::string kind = "model";
+      if (!needs_model(golden)) {
+        kind = golden.text("policy");
+        const auto driver = drivers().find(kind);
+        if (driver == drivers().end()) throw std::runtime_error("no driver for policy " + kind);
+        driver->second(golden, report);
+      } else if (const char* model = std::getenv("KVEVICT_MODEL"); model != nullptr) {
+        run_model(golden, report, model);
+      } else {
+        std::printf("skipped %s: KVEVICT_MODEL does not name its GGUF file\n", path.c_str());
+        ++skipped;
+        continue;
+      }
+      if (report.records() == 0) throw std::runtime_error("nothing was compared");
+      Tally& tally = tallies[kind];
       ++tally.cases;
       tally.records += report.records();
       tally.largest_deviation = std::max(tally.largest_deviation, report.largest_deviation());

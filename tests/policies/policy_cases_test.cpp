@@ -17,18 +17,13 @@
 #include "kvevict/policies/epikv_key_value.hpp"
 #include "kvevict/policies/epikv_lag.hpp"
 #include "kvevict/policies/epikv_segments.hpp"
+#include "kvevict/policies/h2o.hpp"
+#include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/laprox.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "support/random.hpp"
 #include "support/score_policy.hpp"
-
-#if __has_include("kvevict/policies/h2o.hpp")
-#include "kvevict/policies/h2o.hpp"
-#endif
-#if __has_include("kvevict/policies/inertiakv.hpp")
-#include "kvevict/policies/inertiakv.hpp"
-#endif
 
 namespace kvevict_test {
 namespace {
@@ -91,6 +86,26 @@ kvevict::LaProxOptions laprox(std::size_t budget, GroupReading reading) {
   return options;
 }
 
+kvevict::H2OOptions h2o(std::size_t budget) {
+  return {.heavy = budget - 3, .recent = std::size_t{3}};
+}
+kvevict::H2OOptions h2o_shared(std::size_t budget) {
+  return {.heavy = budget - 3,
+          .recent = std::size_t{3},
+          .scope = kvevict::MaskScope::kModel,
+          .lifetime_mean = true};
+}
+kvevict::InertiaKVOptions inertia(std::size_t budget) { return {.budget = budget}; }
+kvevict::InertiaKVOptions lazy_inertia(std::size_t budget) {
+  return {.budget = budget,
+          .per_step = true,
+          .refresh_interval = 4,
+          .entropy_weighted = true,
+          .layers = {1, 3},
+          .num_sink_tokens = 1,
+          .recent_window = 2};
+}
+
 /// Lanes that share a budget and go their own ways.
 TableScoreOptions random_scores(std::size_t budget) {
   Random random(5);
@@ -141,6 +156,11 @@ const std::vector<PolicyCase>& policy_cases() {
       case_of<kvevict::EpiKVAttention>("EpiKVAttention"),
       cuts_deeper(case_of<kvevict::EpiKVSegmentHS>("EpiKVSegmentHS", segments)),
       cuts_deeper(case_of<kvevict::EpiKVSeg>("EpiKVSeg", segments)),
+      case_of<kvevict::H2O>("H2O", h2o),
+      case_of<kvevict::H2O>("H2OShared", h2o_shared),
+      case_of<kvevict::InertiaKV>("InertiaKV", inertia),
+      case_of<kvevict::InertiaKV>("InertiaKVLazy", lazy_inertia),
+      case_of<kvevict::InertiaKVValueNorm>("InertiaKVValueNorm", inertia),
       case_of<kvevict::SnapKV>("SnapKV",
                                [](std::size_t budget) {
                                  return kvevict::SnapKVOptions{.budget = budget,

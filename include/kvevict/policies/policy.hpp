@@ -132,11 +132,12 @@ class Policy {
   /// Softmax rows of the newest tokens. More rows than wanted may be given; the newest are used.
   void observe_attention(std::size_t layer,
                          const AttentionRows& rows) requires(kAttentionUse != AttentionUse::kNone) {
+    check_layer(layer);
     append_implied();
     const std::size_t wanted = wanted_attention_rows(layer);
     if (wanted == 0)
       return;
-    check_rows(layer, rows.num_q_heads, rows.num_rows, wanted);
+    check_rows(rows.num_q_heads, rows.num_rows, wanted);
     detail::require(static_cast<std::size_t>(rows.row_stride) >= longest_lane(layer), kName,
                     "AttentionRows.row_stride", rows.row_stride, "must cover the longest lane");
     for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
@@ -151,11 +152,12 @@ class Policy {
   template <KvCacheView View>
   void observe_queries(std::size_t layer, const QueryRows& queries,
                        const View& view) requires(kAttentionUse != AttentionUse::kNone) {
+    check_layer(layer);
     append_implied();
     const std::size_t wanted = wanted_attention_rows(layer);
     if (wanted == 0)
       return;
-    check_rows(layer, queries.num_q_heads, queries.num_rows, wanted);
+    check_rows(queries.num_q_heads, queries.num_rows, wanted);
     for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
       const Lane lane = view.lane(layer, head);
       check_lane(lane, layer, head, Inputs::kKeys);
@@ -171,8 +173,8 @@ class Policy {
     m.observe_hidden(layer, rows, s, k);
   }
   {
+    check_layer(layer);
     append_implied();
-    detail::require(layer < shape_.num_layers, kName, "layer", layer, "must be < num_layers");
     counters_.non_finite += method_.observe_hidden(layer, rows, sequence_, *kernel_);
   }
 
@@ -319,9 +321,10 @@ class Policy {
     }
     return longest;
   }
-  void check_rows(std::size_t layer, std::size_t num_q_heads, std::size_t num_rows,
-                  std::size_t wanted) const {
+  void check_layer(std::size_t layer) const {
     detail::require(layer < shape_.num_layers, kName, "layer", layer, "must be < num_layers");
+  }
+  void check_rows(std::size_t num_q_heads, std::size_t num_rows, std::size_t wanted) const {
     detail::require(num_q_heads == shape_.num_q_heads, kName, "num_q_heads", num_q_heads,
                     "must be that of the shape");
     detail::require(num_rows >= wanted, kName, "num_rows", num_rows,

@@ -1,16 +1,6 @@
 #ifndef KVEVICT_SELECTION_POOL_SELECTION_HPP_
 #define KVEVICT_SELECTION_POOL_SELECTION_HPP_
 
-#include <algorithm>
-#include <bit>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
-#include <span>
-#include <string_view>
-#include <vector>
-
 #include "kvevict/allocation/allocation.hpp"
 #include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"
@@ -21,6 +11,16 @@
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/selection/top_k.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string_view>
+#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -55,13 +55,14 @@ namespace detail {
     std::size_t quota = allocation.remainder(shape, num_lanes, pool);
     std::size_t held = 0;
     for (const std::size_t end = lane + num_lanes / pools; lane < end; ++lane) {
-      const std::size_t len = protection.after_prompt ? len_without_decode(sequence, lane)
-                                                      : sequence.seq_len(lane);
+      const std::size_t len =
+          protection.after_prompt ? len_without_decode(sequence, lane) : sequence.seq_len(lane);
       held += len;
-      quota = saturating_add(
-          quota, allocation.lane_budget(shape, len_with_evicted(sequence, lane, len)));
+      quota = saturating_add(quota,
+                             allocation.lane_budget(shape, len_with_evicted(sequence, lane, len)));
     }
-    if (held > quota) return true;
+    if (held > quota)
+      return true;
   }
   return false;
 }
@@ -69,7 +70,8 @@ namespace detail {
 /// Rule R7 and R15: what can be known at construction is refused there.
 inline void check_allocation(const Allocation& allocation, const Protection& protection,
                              const CacheShape& shape, std::string_view where) {
-  if (!allocation.budget.is_tokens() && !allocation.budget.is_total()) return;
+  if (!allocation.budget.is_tokens() && !allocation.budget.is_total())
+    return;
   const std::size_t lane_budget = allocation.lane_budget(shape, 0);
   const std::size_t windows = protection.num_sink_tokens + protection.recent_window;
   const bool extra = allocation.protected_extra;
@@ -102,7 +104,8 @@ class PoolSelection {
     const CacheShape& shape = sequence.shape();
     const std::size_t num_lanes = sequence.num_lanes();
     mask_.reset(sequence.scope(), shape.num_layers, shape.num_kv_heads);
-    for (std::size_t l = 0; l < num_lanes; ++l) mask_.add_lane(sequence.seq_len(l));
+    for (std::size_t l = 0; l < num_lanes; ++l)
+      mask_.add_lane(sequence.seq_len(l));
     report_ = {};
     const std::size_t pools = allocation.num_pools(shape, num_lanes);
     const std::size_t lanes_per_pool = num_lanes / pools;
@@ -140,10 +143,10 @@ class PoolSelection {
     for (std::size_t l = first_lane; l < first_lane + num_lanes; ++l) {
       const std::span<std::uint64_t> keep = mask_.words(l);
       const std::span<std::uint64_t> candidates(candidates_.data() + word, keep.size());
-      const Lane lane = view.lane(shape.first_layer(sequence.scope(), l),
-                                  shape.first_head(sequence.scope(), l));
-      const std::size_t lane_budget = protect(sequence, lane, l, allocation, protection, keep,
-                                              candidates);
+      const Lane lane =
+          view.lane(shape.first_layer(sequence.scope(), l), shape.first_head(sequence.scope(), l));
+      const std::size_t lane_budget =
+          protect(sequence, lane, l, allocation, protection, keep, candidates);
       const std::size_t reserved = detail::count_bits(keep);
       report_.protected_entries += reserved;
       quota = detail::saturating_add(quota, lane_budget);
@@ -153,13 +156,15 @@ class PoolSelection {
       word += keep.size();
       slot += mask_.lane_len(l);
     }
-    if (held > quota) report_.budget_not_reached = true;
+    if (held > quota)
+      report_.budget_not_reached = true;
     quota = quota > held ? quota - held : 0;
     if (quota > 0 && quota < num_candidates) {
       for (ScoredLane& lane : lanes_) {
         score(lane);
         detail::for_each_bit(lane.candidates, [&](std::size_t s) {
-          if (!std::isfinite(lane.scores[s])) ++report_.non_finite;
+          if (!std::isfinite(lane.scores[s]))
+            ++report_.non_finite;
         });
       }
       normalise(std::span<ScoredLane>(lanes_));
@@ -185,13 +190,15 @@ class PoolSelection {
       }
     } else {
       for (std::size_t s = 0; s < len; ++s) {
-        if (lane.valid[s] != 0) set(candidates, s);
+        if (lane.valid[s] != 0)
+          set(candidates, s);
       }
       num_valid = detail::count_bits(candidates);
     }
     const auto take = [&](std::size_t s) {
       const std::uint64_t bit = std::uint64_t{1} << (s % 64);
-      if ((candidates[s / 64] & bit) == 0) return false;
+      if ((candidates[s / 64] & bit) == 0)
+        return false;
       candidates[s / 64] &= ~bit;
       keep[s / 64] |= bit;
       return true;
@@ -199,31 +206,36 @@ class PoolSelection {
     const auto take_span = [&](const PositionSpan& span) {
       const std::size_t last = sequence.slots_before(l, static_cast<std::size_t>(span.last));
       std::size_t s = sequence.slots_before(l, static_cast<std::size_t>(span.first));
-      for (; s < last; ++s) take(s);
+      for (; s < last; ++s)
+        take(s);
     };
     after_prompt_kept_ = 0;
     std::size_t end = len;
     if (protection.after_prompt) {
       end = detail::len_without_decode(sequence, l);
-      for (std::size_t s = end; s < len; ++s) after_prompt_kept_ += take(s) ? 1 : 0;
+      for (std::size_t s = end; s < len; ++s)
+        after_prompt_kept_ += take(s) ? 1 : 0;
       num_valid -= after_prompt_kept_;
     }
-    for (const PositionSpan& span : sequence.pinned()) take_span(span);
+    for (const PositionSpan& span : sequence.pinned())
+      take_span(span);
     if (protection.prompt) {
-      for (const PositionSpan& span : sequence.prompts()) take_span(span);
+      for (const PositionSpan& span : sequence.prompts())
+        take_span(span);
     }
     // Windows come in slots that are still free only where the budget has room for them.
-    const std::size_t lane_budget = allocation.lane_budget(
-        sequence.shape(), detail::len_with_evicted(sequence, l, num_valid));
+    const std::size_t lane_budget =
+        allocation.lane_budget(sequence.shape(), detail::len_with_evicted(sequence, l, num_valid));
     const std::size_t spans = detail::count_bits(keep) - after_prompt_kept_;
     std::size_t room = allocation.protected_extra ? len
                        : lane_budget > spans      ? lane_budget - spans
                                                   : 0;
-    take_window(protection.recent_window, end, room, lane.valid, [](std::size_t i, std::size_t n) {
-      return n - 1 - i;
-    }, take);
-    take_window(protection.num_sink_tokens, end, room, lane.valid,
-                [](std::size_t i, std::size_t) { return i; }, take);
+    take_window(
+        protection.recent_window, end, room, lane.valid,
+        [](std::size_t i, std::size_t n) { return n - 1 - i; }, take);
+    take_window(
+        protection.num_sink_tokens, end, room, lane.valid,
+        [](std::size_t i, std::size_t) { return i; }, take);
     return lane_budget;
   }
 
@@ -233,9 +245,11 @@ class PoolSelection {
                           std::span<const std::uint8_t> valid, Order&& order, Take&& take) {
     for (std::size_t i = 0; i < end && count > 0 && room > 0; ++i) {
       const std::size_t slot = order(i, end);
-      if (!valid.empty() && valid[slot] == 0) continue;
+      if (!valid.empty() && valid[slot] == 0)
+        continue;
       --count;
-      if (take(slot)) --room;
+      if (take(slot))
+        --room;
     }
   }
 
@@ -244,14 +258,17 @@ class PoolSelection {
     std::size_t taken = 0;
     for (ScoredLane& lane : lanes_) {
       const std::size_t before = detail::count_bits(lane.keep);
-      if (before >= allocation.min_keep) continue;
+      if (before >= allocation.min_keep)
+        continue;
       const std::size_t missing =
           std::min(allocation.min_keep - before, detail::count_bits(lane.candidates));
       const std::size_t want = std::min(missing, quota - taken);
-      if (want < missing) report_.budget_not_reached = true;
+      if (want < missing)
+        report_.budget_not_reached = true;
       select_top_k({&lane, 1}, want);
       taken += detail::count_bits(lane.keep) - before;
-      for (std::size_t w = 0; w < lane.keep.size(); ++w) lane.candidates[w] &= ~lane.keep[w];
+      for (std::size_t w = 0; w < lane.keep.size(); ++w)
+        lane.candidates[w] &= ~lane.keep[w];
     }
     return taken;
   }

@@ -1,15 +1,16 @@
 #ifndef KVEVICT_SELECTION_TOP_K_HPP_
 #define KVEVICT_SELECTION_TOP_K_HPP_
 
+#include "kvevict/config.hpp"
+#include "kvevict/kernels/kernel_set.hpp"
+
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
-
-#include "kvevict/config.hpp"
-#include "kvevict/kernels/kernel_set.hpp"
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -27,7 +28,8 @@ template <class Visit>
 void for_each_bit(std::span<const std::uint64_t> bits, Visit&& visit) {
   for (std::size_t w = 0; w < bits.size(); ++w) {
     if (bits[w] == ~std::uint64_t{0}) {
-      for (std::size_t b = 0; b < 64; ++b) visit(w * 64 + b);
+      for (std::size_t b = 0; b < 64; ++b)
+        visit(w * 64 + b);
     } else {
       for (std::uint64_t word = bits[w]; word != 0; word &= word - 1) {
         visit(w * 64 + static_cast<std::size_t>(std::countr_zero(word)));
@@ -38,7 +40,8 @@ void for_each_bit(std::span<const std::uint64_t> bits, Visit&& visit) {
 
 [[nodiscard]] inline std::size_t count_bits(std::span<const std::uint64_t> bits) noexcept {
   std::size_t count = 0;
-  for (const std::uint64_t word : bits) count += static_cast<std::size_t>(std::popcount(word));
+  for (const std::uint64_t word : bits)
+    count += static_cast<std::size_t>(std::popcount(word));
   return count;
 }
 
@@ -48,10 +51,12 @@ template <class Visit>
 void for_each_key_word(const ScoredLane& lane, Visit&& visit) {
   std::array<std::uint32_t, 64> keys{};
   for (std::size_t w = 0; w < lane.candidates.size(); ++w) {
-    if (lane.candidates[w] == 0) continue;
+    if (lane.candidates[w] == 0)
+      continue;
     const float* scores = lane.scores.data() + w * 64;
     const std::size_t count = std::min<std::size_t>(64, lane.scores.size() - w * 64);
-    for (std::size_t b = 0; b < count; ++b) keys[b] = kernels::order_key(scores[b]);
+    for (std::size_t b = 0; b < count; ++b)
+      keys[b] = kernels::order_key(scores[b]);
     visit(w, lane.candidates[w], keys);
   }
 }
@@ -94,7 +99,8 @@ inline std::uint32_t threshold_key(std::span<const ScoredLane> lanes, std::size_
     std::uint32_t bin = digit_mask;
     for (;; --bin) {
       const std::uint64_t count = histogram[0][bin] + histogram[1][bin];
-      if (count >= quota) break;
+      if (count >= quota)
+        break;
       quota -= static_cast<std::size_t>(count);
     }
     prefix |= bin << digit.shift;
@@ -102,6 +108,30 @@ inline std::uint32_t threshold_key(std::span<const ScoredLane> lanes, std::size_
   }
   ties = quota;
   return prefix;
+}
+
+// Marks all candidates but the worst one: lowest key, then latest lane and slot. One pass, for
+// policies that evict a token in every step.
+inline void drop_worst(std::span<const ScoredLane> lanes) noexcept {
+  std::uint32_t worst = std::numeric_limits<std::uint32_t>::max();
+  std::size_t worst_lane = 0;
+  std::size_t worst_slot = 0;
+  for (std::size_t l = 0; l < lanes.size(); ++l) {
+    for_each_key_word(lanes[l], [&](std::size_t w, std::uint64_t bits, const auto& keys) {
+      for (; bits != 0; bits &= bits - 1) {
+        const auto b = static_cast<std::size_t>(std::countr_zero(bits));
+        if (keys[b] <= worst) {
+          worst = keys[b];
+          worst_lane = l;
+          worst_slot = w * 64 + b;
+        }
+      }
+    });
+    for (std::size_t w = 0; w < lanes[l].keep.size(); ++w) {
+      lanes[l].keep[w] |= lanes[l].candidates[w];
+    }
+  }
+  lanes[worst_lane].keep[worst_slot / 64] &= ~(std::uint64_t{1} << (worst_slot % 64));
 }
 
 }  // namespace detail
@@ -112,14 +142,19 @@ inline std::uint32_t threshold_key(std::span<const ScoredLane> lanes, std::size_
 /// O(candidates), no allocation.
 inline void select_top_k(std::span<const ScoredLane> lanes, std::size_t quota) noexcept {
   std::size_t num_candidates = 0;
-  for (const ScoredLane& lane : lanes) num_candidates += detail::count_bits(lane.candidates);
-  if (quota == 0) return;
+  for (const ScoredLane& lane : lanes)
+    num_candidates += detail::count_bits(lane.candidates);
+  if (quota == 0)
+    return;
   if (quota >= num_candidates) {
     for (const ScoredLane& lane : lanes) {
-      for (std::size_t w = 0; w < lane.keep.size(); ++w) lane.keep[w] |= lane.candidates[w];
+      for (std::size_t w = 0; w < lane.keep.size(); ++w)
+        lane.keep[w] |= lane.candidates[w];
     }
     return;
   }
+  if (quota + 1 == num_candidates)
+    return detail::drop_worst(lanes);
   std::size_t ties = 0;
   const std::uint32_t threshold = detail::threshold_key(lanes, quota, ties);
   for (const ScoredLane& lane : lanes) {

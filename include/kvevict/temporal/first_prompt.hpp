@@ -5,19 +5,22 @@
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/sequence.hpp"
+#include "kvevict/core/types.hpp"
 
 #include <cstddef>
 
 KVEVICT_NAMESPACE_BEGIN
 
-/// How long the first prompt was (L0). Papers that take a share of it as their budget keep that
-/// number of tokens from then on, however long the sequence grows and whatever prompts follow.
+/// How long the sequence was when its first prompt was complete (L0). Papers that take a share of
+/// it as their budget keep that number of tokens from then on, however long the sequence grows and
+/// whatever prompts follow.
 class FirstPrompt {
  public:
   /// To be called when a prompt was begun.
   void begin(const Sequence& sequence) noexcept {
-    if (length_ == 0)
-      length_ = static_cast<std::size_t>(sequence.prompt().last);
+    const PositionSpan prompt = sequence.prompt();
+    if (length_ == 0 && prompt.first < prompt.last)
+      length_ = static_cast<std::size_t>(prompt.last);
   }
   /// `budget` with a share turned into that share of the first prompt; where no prompt was begun,
   /// of all tokens so far, evicted ones included. Before there is any token a share stays one.
