@@ -25,6 +25,7 @@
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/scoring/output_projection.hpp"
 
+#include <concepts>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -39,7 +40,10 @@ KVEVICT_NAMESPACE_BEGIN
 /// that the policy does not use are ignored; ask wants_* before making them.
 class AnyPolicy {
  public:
-  template <EvictionPolicy P>
+  // AnyPolicy is ruled out first: the concept asks whether its type can be copied, which would
+  // ask for this constructor again.
+  template <class P>
+    requires(!std::same_as<P, AnyPolicy> && EvictionPolicy<P>)
   explicit AnyPolicy(P policy) : self_(std::make_unique<Model<P>>(std::move(policy))) {}
   AnyPolicy(const AnyPolicy& other) : self_(other.self_->clone()) {}
   AnyPolicy& operator=(const AnyPolicy& other) {

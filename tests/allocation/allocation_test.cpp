@@ -1,9 +1,9 @@
 #include "kvevict/allocation/allocation.hpp"
 
+#include <gtest/gtest.h>
+
 #include <cstddef>
 #include <vector>
-
-#include <gtest/gtest.h>
 
 namespace kvevict {
 namespace {

@@ -1,11 +1,11 @@
 #include "kvevict/core/budget.hpp"
 
-#include <cstddef>
-#include <limits>
+#include "support/errors.hpp"
 
 #include <gtest/gtest.h>
 
-#include "support/errors.hpp"
+#include <cstddef>
+#include <limits>
 
 namespace kvevict {
 namespace {
@@ -72,9 +72,8 @@ TEST(Budget, RefusesWhatIsNoShare) {
   EXPECT_TRUE(refuses([] { return Budget::keep_ratio(1.5); }, {"Budget", "keep_ratio", "1.5"}));
   EXPECT_TRUE(refuses([] { return Budget::compression_ratio(-0.25); },
                       {"Budget", "compression_ratio", "-0.25"}));
-  EXPECT_TRUE(
-      refuses([] { return Budget::keep_ratio(std::numeric_limits<double>::quiet_NaN()); },
-              {"Budget", "keep_ratio", "nan"}));
+  EXPECT_TRUE(refuses([] { return Budget::keep_ratio(std::numeric_limits<double>::quiet_NaN()); },
+                      {"Budget", "keep_ratio", "nan"}));
 }
 
 }  // namespace

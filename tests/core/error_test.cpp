@@ -1,9 +1,9 @@
 #include "kvevict/core/error.hpp"
 
+#include <gtest/gtest.h>
+
 #include <stdexcept>
 #include <string>
-
-#include <gtest/gtest.h>
 
 namespace kvevict {
 namespace {

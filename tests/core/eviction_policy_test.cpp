@@ -1,10 +1,10 @@
 #include "kvevict/core/eviction_policy.hpp"
 
+#include <gtest/gtest.h>
+
 #include <cstddef>
 #include <span>
 #include <string_view>
-
-#include <gtest/gtest.h>
 
 namespace kvevict {
 namespace {
@@ -65,8 +65,8 @@ TEST(EvictionPolicy, SaysWhetherAnEngineCanServeIt) {
 TEST(EvictionPolicy, OnlyAllRowsAreOutOfReachOfFusedAttention) {
   EXPECT_TRUE(is_flash_attention_compatible<Windowed>);
   EXPECT_FALSE(is_flash_attention_compatible<Greedy>);
-  EXPECT_TRUE((is_flash_attention_compatible<
-               MinimalPolicy<AttentionUse::kLastRow, Inputs::kAttention>>));
+  EXPECT_TRUE(
+      (is_flash_attention_compatible<MinimalPolicy<AttentionUse::kLastRow, Inputs::kAttention>>));
 }
 
 }  // namespace

@@ -1,15 +1,15 @@
 #include "kvevict/core/keep_mask.hpp"
 
+#include "support/masks.hpp"
+#include "support/random.hpp"
+
+#include <gtest/gtest.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <gtest/gtest.h>
-
-#include "support/masks.hpp"
-#include "support/random.hpp"
 
 namespace kvevict {
 namespace {
@@ -20,14 +20,16 @@ using Runs = std::vector<std::pair<std::size_t, std::size_t>>;
 
 Runs kept_runs(const KeepMask& mask, std::size_t layer, std::size_t head) {
   Runs runs;
-  mask.for_each_kept_run(layer, head,
-                         [&](std::size_t first, std::size_t last) { runs.push_back({first, last}); });
+  mask.for_each_kept_run(layer, head, [&](std::size_t first, std::size_t last) {
+    runs.push_back({first, last});
+  });
   return runs;
 }
 Runs evicted_runs(const KeepMask& mask, std::size_t layer, std::size_t head) {
   Runs runs;
-  mask.for_each_evicted_run(
-      layer, head, [&](std::size_t first, std::size_t last) { runs.push_back({first, last}); });
+  mask.for_each_evicted_run(layer, head, [&](std::size_t first, std::size_t last) {
+    runs.push_back({first, last});
+  });
   return runs;
 }
 
@@ -78,13 +80,15 @@ TEST(KeepMask, EveryConversionAgreesWithTheBits) {
   for (std::size_t len = 0; len < 200; ++len) {
     std::string text;
     // Runs of some length, so that words are sometimes all ones or all zeros.
-    while (text.size() < len) text.append(random.below(90), random.below(2) == 0 ? '0' : '1');
+    while (text.size() < len)
+      text.append(random.below(90), random.below(2) == 0 ? '0' : '1');
     text.resize(len);
     const KeepMask mask = mask_of(text);
     Slots expected;
     for (std::size_t slot = 0; slot < len; ++slot) {
       EXPECT_EQ(mask.keeps(0, 0, slot), text[slot] == '1');
-      if (text[slot] == '1') expected.push_back(slot);
+      if (text[slot] == '1')
+        expected.push_back(slot);
     }
     EXPECT_EQ(mask.count(0, 0), expected.size());
     std::vector<std::uint32_t> slots(expected.size());

@@ -1,13 +1,13 @@
 #include "kvevict/core/lane.hpp"
 
+#include "kvevict/core/step_inputs.hpp"
+
+#include <gtest/gtest.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
 #include <vector>
-
-#include <gtest/gtest.h>
-
-#include "kvevict/core/step_inputs.hpp"
 
 namespace kvevict {
 namespace {

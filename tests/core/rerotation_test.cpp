@@ -1,11 +1,11 @@
 #include "kvevict/core/rerotation.hpp"
 
-#include <cstddef>
-#include <vector>
+#include "support/masks.hpp"
 
 #include <gtest/gtest.h>
 
-#include "support/masks.hpp"
+#include <cstddef>
+#include <vector>
 
 namespace kvevict {
 namespace {

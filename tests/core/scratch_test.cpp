@@ -1,8 +1,8 @@
 #include "kvevict/core/scratch.hpp"
 
-#include <span>
-
 #include <gtest/gtest.h>
+
+#include <span>
 
 namespace kvevict {
 namespace {

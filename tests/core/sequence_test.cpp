@@ -1,13 +1,13 @@
 #include "kvevict/core/sequence.hpp"
 
-#include <cstddef>
-#include <string>
-#include <vector>
+#include "support/errors.hpp"
+#include "support/masks.hpp"
 
 #include <gtest/gtest.h>
 
-#include "support/errors.hpp"
-#include "support/masks.hpp"
+#include <cstddef>
+#include <string>
+#include <vector>
 
 namespace kvevict {
 namespace {

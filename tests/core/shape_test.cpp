@@ -1,10 +1,10 @@
 #include "kvevict/core/shape.hpp"
 
-#include <cstddef>
+#include "support/errors.hpp"
 
 #include <gtest/gtest.h>
 
-#include "support/errors.hpp"
+#include <cstddef>
 
 namespace kvevict {
 namespace {
@@ -68,8 +68,8 @@ TEST(CacheShape, NamesTheFieldThatDiffers) {
     };
   };
   EXPECT_NO_THROW(detail::check_same_shape(kShape, kShape, "H2O"));
-  EXPECT_TRUE(refuses(compared_with([](CacheShape& s) { s.num_layers = 4; }),
-                      {"H2O", "num_layers", "4"}));
+  EXPECT_TRUE(
+      refuses(compared_with([](CacheShape& s) { s.num_layers = 4; }), {"H2O", "num_layers", "4"}));
   EXPECT_TRUE(
       refuses(compared_with([](CacheShape& s) { s.num_q_heads = 4; }), {"num_q_heads", "4"}));
   EXPECT_TRUE(

@@ -1,12 +1,12 @@
 #include "kvevict/core/slot_array.hpp"
 
-#include <cstddef>
-#include <span>
-#include <vector>
+#include "support/masks.hpp"
 
 #include <gtest/gtest.h>
 
-#include "support/masks.hpp"
+#include <cstddef>
+#include <span>
+#include <vector>
 
 namespace kvevict {
 namespace {
@@ -16,10 +16,13 @@ using Floats = std::vector<float>;
 
 constexpr CacheShape kShape{.num_layers = 2, .num_q_heads = 2, .num_kv_heads = 2, .head_dim = 4};
 
-Floats copy(std::span<const float> values) { return {values.begin(), values.end()}; }
+Floats copy(std::span<const float> values) {
+  return {values.begin(), values.end()};
+}
 
 void number(SlotArray& array, std::size_t lane, float first) {
-  for (float& value : array.at(lane)) value = first++;
+  for (float& value : array.at(lane))
+    value = first++;
 }
 
 TEST(SlotArray, NewSlotsHoldTheGivenValue) {
@@ -32,7 +35,8 @@ TEST(SlotArray, NewSlotsHoldTheGivenValue) {
 TEST(SlotArray, FollowsTheMaskOfItsOwnLane) {
   SlotArray array(kShape, MaskScope::kHead);
   array.append(3);
-  for (std::size_t lane = 0; lane < 4; ++lane) number(array, lane, static_cast<float>(10 * lane));
+  for (std::size_t lane = 0; lane < 4; ++lane)
+    number(array, lane, static_cast<float>(10 * lane));
   array.apply(mask_of(MaskScope::kHead, 2, 2, {"111", "101", "010", "000"}));
   EXPECT_EQ(copy(array.of(0, 0)), (Floats{0, 1, 2}));
   EXPECT_EQ(copy(array.of(0, 1)), (Floats{10, 12}));
@@ -43,7 +47,8 @@ TEST(SlotArray, FollowsTheMaskOfItsOwnLane) {
 TEST(SlotArray, FollowsACoarserMask) {
   SlotArray array(kShape, MaskScope::kHead);
   array.append(3);
-  for (std::size_t lane = 0; lane < 4; ++lane) number(array, lane, static_cast<float>(10 * lane));
+  for (std::size_t lane = 0; lane < 4; ++lane)
+    number(array, lane, static_cast<float>(10 * lane));
   array.apply(mask_of(MaskScope::kLayer, 2, 2, {"101", "011"}));
   EXPECT_EQ(copy(array.of(0, 1)), (Floats{10, 12}));
   EXPECT_EQ(copy(array.of(1, 1)), (Floats{31, 32}));

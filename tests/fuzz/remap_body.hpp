@@ -1,6 +1,12 @@
 #ifndef KVEVICT_TESTS_FUZZ_REMAP_BODY_HPP_
 #define KVEVICT_TESTS_FUZZ_REMAP_BODY_HPP_
 
+#include "kvevict/core/keep_mask.hpp"
+#include "kvevict/core/sequence.hpp"
+#include "kvevict/core/slot_array.hpp"
+#include "kvevict/views/compact.hpp"
+#include "kvevict/views/paged_view.hpp"
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -9,12 +15,6 @@
 #include <string>
 #include <utility>
 #include <vector>
-
-#include "kvevict/core/keep_mask.hpp"
-#include "kvevict/core/sequence.hpp"
-#include "kvevict/core/slot_array.hpp"
-#include "kvevict/views/compact.hpp"
-#include "kvevict/views/paged_view.hpp"
 
 // Page table, renumbering of slots and compaction against a model so naive that it cannot be
 // wrong: a list of positions per lane.
@@ -26,7 +26,8 @@ class FuzzInput {
   explicit FuzzInput(std::span<const std::uint8_t> bytes) : bytes_(bytes) {}
   [[nodiscard]] bool empty() const { return bytes_.empty(); }
   std::size_t below(std::size_t bound) {
-    if (bytes_.empty()) return 0;
+    if (bytes_.empty())
+      return 0;
     const std::size_t value = bytes_[0] % bound;
     bytes_ = bytes_.subspan(1);
     return value;
@@ -42,7 +43,8 @@ class RemapFuzz {
   static std::string run(std::span<const std::uint8_t> bytes) {
     FuzzInput input(bytes);
     RemapFuzz fuzz(input);
-    while (!input.empty() && fuzz.difference_.empty()) fuzz.step(input);
+    while (!input.empty() && fuzz.difference_.empty())
+      fuzz.step(input);
     return fuzz.difference_;
   }
 
@@ -67,7 +69,8 @@ class RemapFuzz {
     const std::size_t num_pages = table_.size() + 3;
     std::vector<std::int32_t> pages(num_pages);
     std::iota(pages.begin(), pages.end(), 0);
-    for (std::size_t i = num_pages - 1; i > 0; --i) std::swap(pages[i], pages[input.below(i + 1)]);
+    for (std::size_t i = num_pages - 1; i > 0; --i)
+      std::swap(pages[i], pages[input.below(i + 1)]);
     std::copy_n(pages.begin(), table_.size(), table_.begin());
     const std::size_t rows = shape_.num_layers * num_pages * page_size_ * shape_.num_kv_heads;
     keys_.assign(rows * shape_.head_dim, kUntouched);
@@ -91,7 +94,8 @@ class RemapFuzz {
 
   void append(std::size_t count) {
     std::size_t longest = 0;
-    for (const auto& lane : lanes_) longest = std::max(longest, lane.size());
+    for (const auto& lane : lanes_)
+      longest = std::max(longest, lane.size());
     count = std::min({count, kCapacity - longest, kMaxLength - sequence_.length()});
     const std::size_t first = sequence_.length();
     for (std::size_t l = 0; l < lanes_.size(); ++l) {
@@ -129,7 +133,8 @@ class RemapFuzz {
     const bool all_equal = std::all_of(lanes_.begin(), lanes_.end(), [&](const auto& lane) {
       return lane.size() == lanes_[0].size();
     });
-    if (all_equal && input.below(2) == 0) scope = kvevict::MaskScope::kModel;
+    if (all_equal && input.below(2) == 0)
+      scope = kvevict::MaskScope::kModel;
     kvevict::KeepMask mask;
     mask.reset(scope, shape_.num_layers, shape_.num_kv_heads);
     for (std::size_t lane = 0; lane < shape_.num_lanes(scope); ++lane) {
@@ -141,7 +146,8 @@ class RemapFuzz {
         const std::size_t run = 1 + input.below(input.below(3) == 0 ? 70 : 4);
         const bool kept = input.below(2) == 0;
         for (std::size_t end = std::min(len, slot + run); slot < end; ++slot) {
-          if (kept) bits[slot / 64] |= std::uint64_t{1} << (slot % 64);
+          if (kept)
+            bits[slot / 64] |= std::uint64_t{1} << (slot % 64);
         }
       }
     }
@@ -155,7 +161,8 @@ class RemapFuzz {
       check_conversions(mask, layer, head);
       std::vector<kvevict::Position> kept;
       for (std::size_t slot = 0; slot < lanes_[l].size(); ++slot) {
-        if (mask.keeps(layer, head, slot)) kept.push_back(lanes_[l][slot]);
+        if (mask.keeps(layer, head, slot))
+          kept.push_back(lanes_[l][slot]);
       }
       lanes_[l] = kept;
     }
@@ -198,7 +205,8 @@ class RemapFuzz {
       const std::size_t head = l % shape_.num_kv_heads;
       const std::size_t lane = shape_.lane_of(scope_, layer, head);
       expect(sequence_.seq_len(layer, head) == lanes_[l].size(), "seq_len");
-      if (!difference_.empty()) return;
+      if (!difference_.empty())
+        return;
       for (std::size_t slot = 0; slot < lanes_[l].size(); ++slot) {
         const kvevict::Position position = lanes_[l][slot];
         expect(sequence_.position(lane, slot) == position, "position");
@@ -260,18 +268,22 @@ class RemapFuzz {
   }
   [[nodiscard]] kvevict::views::PagedView view() {
     lengths_.clear();
-    for (const auto& lane : lanes_) lengths_.push_back(lane.size());
+    for (const auto& lane : lanes_)
+      lengths_.push_back(lane.size());
     const auto pool = head_major_ ? kvevict::views::PagePool::hnd : kvevict::views::PagePool::nhd;
     const auto type = kvevict::ElementType::kF32;
     const std::size_t num_pages = table_.size() + 3;
-    return {shape_,
-            pool(keys_.data(), type, num_pages, page_size_, shape_.num_kv_heads, shape_.head_dim),
-            pool(values_.data(), type, num_pages, page_size_, shape_.num_kv_heads,
-                 shape_.value_size()),
-            page_size_, table_, lengths_};
+    return {
+        shape_,
+        pool(keys_.data(), type, num_pages, page_size_, shape_.num_kv_heads, shape_.head_dim),
+        pool(values_.data(), type, num_pages, page_size_, shape_.num_kv_heads, shape_.value_size()),
+        page_size_,
+        table_,
+        lengths_};
   }
   void expect(bool condition, const char* what) {
-    if (!condition && difference_.empty()) difference_ = what;
+    if (!condition && difference_.empty())
+      difference_ = what;
   }
 
   static constexpr float kUntouched = -0.5F;

@@ -1,12 +1,12 @@
 // The fuzz body on fixed seeds.
-#include <cstddef>
-#include <cstdint>
-#include <vector>
+#include "fuzz/remap_body.hpp"
+#include "support/random.hpp"
 
 #include <gtest/gtest.h>
 
-#include "fuzz/remap_body.hpp"
-#include "support/random.hpp"
+#include <cstddef>
+#include <cstdint>
+#include <vector>
 
 namespace kvevict_test {
 namespace {
@@ -15,7 +15,8 @@ TEST(RemapFuzz, FixedSeedsFindNoDifference) {
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     Random random(seed);
     std::vector<std::uint8_t> bytes(300 + random.below(1500));
-    for (std::uint8_t& byte : bytes) byte = static_cast<std::uint8_t>(random.bits() >> 13U);
+    for (std::uint8_t& byte : bytes)
+      byte = static_cast<std::uint8_t>(random.bits() >> 13U);
     ASSERT_EQ(RemapFuzz::run(bytes), "") << "seed " << seed;
   }
 }

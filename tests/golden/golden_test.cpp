@@ -1,3 +1,16 @@
+#include "support/golden.hpp"
+
+#include "golden/epikv_cases.hpp"
+#include "golden/h2o_cases.hpp"
+#include "golden/inertiakv_cases.hpp"
+#include "golden/laprox_cases.hpp"
+#include "golden/model_cases.hpp"
+#include "golden/selection_cases.hpp"
+#include "golden/snapkv_cases.hpp"
+#include "golden/streaming_llm_cases.hpp"
+
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
@@ -8,18 +21,6 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
-
-#include <gtest/gtest.h>
-
-#include "golden/epikv_cases.hpp"
-#include "golden/h2o_cases.hpp"
-#include "golden/inertiakv_cases.hpp"
-#include "golden/laprox_cases.hpp"
-#include "golden/model_cases.hpp"
-#include "golden/selection_cases.hpp"
-#include "golden/snapkv_cases.hpp"
-#include "golden/streaming_llm_cases.hpp"
-#include "support/golden.hpp"
 
 // The library against numbers that independent implementations computed. Any folder of such files
 // can be compared: KVEVICT_GOLDEN_DIR in the environment names it.
@@ -81,7 +82,8 @@ TEST(Golden, AllCasesOfTheFolder) {
       if (!needs_model(golden)) {
         kind = golden.text("policy");
         const auto driver = drivers().find(kind);
-        if (driver == drivers().end()) throw std::runtime_error("no driver for policy " + kind);
+        if (driver == drivers().end())
+          throw std::runtime_error("no driver for policy " + kind);
         driver->second(golden, report);
       } else if (const char* model = std::getenv("KVEVICT_MODEL"); model != nullptr) {
         run_model(golden, report, model);
@@ -90,7 +92,8 @@ TEST(Golden, AllCasesOfTheFolder) {
         ++skipped;
         continue;
       }
-      if (report.records() == 0) throw std::runtime_error("nothing was compared");
+      if (report.records() == 0)
+        throw std::runtime_error("nothing was compared");
       Tally& tally = tallies[kind];
       ++tally.cases;
       tally.records += report.records();
@@ -108,7 +111,8 @@ TEST(Golden, AllCasesOfTheFolder) {
   }
   std::printf("%zu cases and %zu records compared, %zu skipped, in %s\n", sum.cases, sum.records,
               skipped, folder.c_str());
-  if (sum.cases == 0 && skipped > 0) GTEST_SKIP() << "only cases that run a model";
+  if (sum.cases == 0 && skipped > 0)
+    GTEST_SKIP() << "only cases that run a model";
   EXPECT_GT(sum.cases, 0U);
 }
 

@@ -1,6 +1,12 @@
 #ifndef KVEVICT_TESTS_GOLDEN_SELECTION_CASES_HPP_
 #define KVEVICT_TESTS_GOLDEN_SELECTION_CASES_HPP_
 
+#include "kvevict/selection/pool_selection.hpp"
+#include "kvevict/selection/top_k.hpp"
+#include "kvevict/views/contiguous_view.hpp"
+#include "support/golden.hpp"
+#include "support/top_k.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -10,12 +16,6 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
-
-#include "kvevict/selection/pool_selection.hpp"
-#include "kvevict/selection/top_k.hpp"
-#include "kvevict/views/contiguous_view.hpp"
-#include "support/golden.hpp"
-#include "support/top_k.hpp"
 
 // Cases of `text policy` selection_topk and selection_global. Each is run through the selection
 // that all policies share, protected slots as pinned spans; single lanes also through select_top_k.
@@ -62,7 +62,8 @@ inline Outcome run(const std::vector<Input>& lanes, std::size_t num_layers,
   // Pinned spans are of positions, the same in every lane; so the lanes are given tokens of their
   // own: slot s of lane l holds position s * num_lanes + l.
   std::size_t longest = 0;
-  for (const Input& lane : lanes) longest = std::max(longest, lane.scores.size());
+  for (const Input& lane : lanes)
+    longest = std::max(longest, lane.scores.size());
   std::vector<kvevict::PositionSpan> pinned;
   kvevict::KeepMask own_tokens;
   own_tokens.reset(kvevict::MaskScope::kHead, shape.num_layers, shape.num_kv_heads);
@@ -98,8 +99,7 @@ inline Outcome run(const std::vector<Input>& lanes, std::size_t num_layers,
   for (std::size_t l = 0; l < num_lanes; ++l) {
     std::vector<int> keep(lengths[l]);
     for (std::size_t slot = 0; slot < keep.size(); ++slot) {
-      keep[slot] =
-          pool.mask().keeps(l / shape.num_kv_heads, l % shape.num_kv_heads, slot) ? 1 : 0;
+      keep[slot] = pool.mask().keeps(l / shape.num_kv_heads, l % shape.num_kv_heads, slot) ? 1 : 0;
     }
     outcome.keep.push_back(keep);
   }
@@ -108,14 +108,17 @@ inline Outcome run(const std::vector<Input>& lanes, std::size_t num_layers,
 
 /// One lane, by itself; nothing where the protected slots exceed the quota.
 inline std::optional<std::vector<int>> run_alone(const Input& input, std::size_t quota) {
-  if (input.num_protected() > quota) return std::nullopt;
+  if (input.num_protected() > quota)
+    return std::nullopt;
   std::vector<Lane> lanes = {Lane(input.scores)};
   for (std::size_t slot = 0; slot < input.scores.size(); ++slot) {
-    if (input.is_protected[slot]) lanes[0].protect(slot);
+    if (input.is_protected[slot])
+      lanes[0].protect(slot);
   }
   select(lanes, quota - input.num_protected());
   std::vector<int> keep(input.scores.size(), 0);
-  for (const std::size_t slot : lanes[0].kept()) keep[slot] = 1;
+  for (const std::size_t slot : lanes[0].kept())
+    keep[slot] = 1;
   return keep;
 }
 
@@ -135,23 +138,25 @@ inline void run_selection_topk(const GoldenCase& golden, GoldenReport& report) {
   for (std::size_t i = 0; i < golden.count("num_cases"); ++i) {
     const auto name = [&](const std::string& record) { return record + "." + std::to_string(i); };
     const auto& scores = golden.tensor(name("scores"));
-    const selection::Input lane = selection::read_lane(scores, golden.tensor(name("protected")), 0,
-                                                       scores.values.size());
+    const selection::Input lane =
+        selection::read_lane(scores, golden.tensor(name("protected")), 0, scores.values.size());
     const std::size_t budget = golden.count(name("budget"));
     const bool reject = golden.count(name("expect_reject")) != 0;
     const selection::Outcome outcome = selection::run({lane}, 1, {.budget = budget});
     const auto alone = selection::run_alone(lane, budget);
     report.is_true(name("expect_reject"), outcome.rejected == reject && !alone == reject);
-    if (reject) continue;
+    if (reject)
+      continue;
     report.equal(name("keep"), golden.tensor(name("keep")).values, outcome.keep[0]);
     report.equal(name("keep") + ", by select_top_k", golden.tensor(name("keep")).values, *alone);
     // The file counts all scores. The library reads the scores of slots that it may evict, and
     // those only where something has to go.
     std::size_t non_finite = golden.count(name("non_finite"));
     for (std::size_t slot = 0; slot < lane.scores.size(); ++slot) {
-      const bool read = !lane.is_protected[slot] && budget < lane.scores.size() &&
-                        lane.num_protected() < budget;
-      if (!read && !std::isfinite(lane.scores[slot])) --non_finite;
+      const bool read =
+          !lane.is_protected[slot] && budget < lane.scores.size() && lane.num_protected() < budget;
+      if (!read && !std::isfinite(lane.scores[slot]))
+        --non_finite;
     }
     report.is_true(name("non_finite"), outcome.non_finite == non_finite);
   }
@@ -166,9 +171,9 @@ inline void run_selection_global(const GoldenCase& golden, GoldenReport& report)
     const std::size_t capacity = scores.shape[2];
     std::vector<selection::Input> lanes;
     for (std::size_t l = 0; l < num_lanes; ++l) {
-      lanes.push_back(selection::read_lane(
-          scores, golden.tensor(name("protected")), l * capacity,
-          static_cast<std::size_t>(golden.tensor(name("lengths")).values[l])));
+      lanes.push_back(
+          selection::read_lane(scores, golden.tensor(name("protected")), l * capacity,
+                               static_cast<std::size_t>(golden.tensor(name("lengths")).values[l])));
     }
     const bool reject = golden.count(name("expect_reject")) != 0;
     const std::string& kind = golden.text(name("kind"));
@@ -189,7 +194,8 @@ inline void run_selection_global(const GoldenCase& golden, GoldenReport& report)
       throw std::runtime_error(golden.path() + ": unknown " + name("kind") + " " + kind);
     }
     report.is_true(name("expect_reject"), outcome.rejected == reject);
-    if (reject) continue;
+    if (reject)
+      continue;
     std::vector<int> keep;
     for (const std::vector<int>& lane : outcome.keep) {
       keep.insert(keep.end(), lane.begin(), lane.end());

@@ -1,17 +1,17 @@
 #ifndef KVEVICT_TESTS_GOLDEN_STREAMING_LLM_CASES_HPP_
 #define KVEVICT_TESTS_GOLDEN_STREAMING_LLM_CASES_HPP_
 
-#include <cstddef>
-#include <numeric>
-#include <stdexcept>
-#include <string>
-#include <vector>
-
 #include "kvevict/core/rerotation.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/views/compact.hpp"
 #include "kvevict/views/contiguous_view.hpp"
 #include "support/golden.hpp"
+
+#include <cstddef>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
 // Cases of `text policy streaming_llm`: sinks and recent tokens, and the map for re-rotation.
 namespace kvevict_test {
@@ -33,7 +33,8 @@ inline Outcome run(const kvevict::StreamingLLMOptions& options, const std::vecto
   std::size_t length = 0;
   for (const int count : appends) {
     policy.append(static_cast<std::size_t>(count));
-    for (int i = 0; i < count; ++i) outcome.kept.push_back(static_cast<float>(length++));
+    for (int i = 0; i < count; ++i)
+      outcome.kept.push_back(static_cast<float>(length++));
     const kvevict::views::ContiguousView view(
         shape,
         kvevict::views::Tensor::hnd(outcome.kept.data(), kvevict::ElementType::kF32,

@@ -1,5 +1,9 @@
 // Policies allocate only while the cache grows: counted by a global operator new that counts on
 // this thread, and only while a library call runs.
+#include "support/policy_cases.hpp"
+
+#include <gtest/gtest.h>
+
 #include <cstddef>
 #include <cstdlib>
 #include <map>
@@ -9,18 +13,16 @@
 #include <tuple>
 #include <utility>
 
-#include <gtest/gtest.h>
-
-#include "support/policy_cases.hpp"
-
 namespace {
 
 thread_local bool counts_allocations = false;
 thread_local std::size_t num_allocations = 0;
 
 void* counted(void* memory) {
-  if (memory == nullptr) throw std::bad_alloc();
-  if (counts_allocations) ++num_allocations;
+  if (memory == nullptr)
+    throw std::bad_alloc();
+  if (counts_allocations)
+    ++num_allocations;
   return memory;
 }
 
@@ -28,15 +30,25 @@ void* counted(void* memory) {
 
 // The array and nothrow forms of the standard library end here. Inlined, new and delete would show
 // the compiler a free() of what operator new gave.
-[[gnu::noinline]] void* operator new(std::size_t size) { return counted(std::malloc(size == 0 ? 1 : size)); }
+[[gnu::noinline]] void* operator new(std::size_t size) {
+  return counted(std::malloc(size == 0 ? 1 : size));
+}
 [[gnu::noinline]] void* operator new(std::size_t size, std::align_val_t alignment) {
   const auto align = static_cast<std::size_t>(alignment);
   return counted(std::aligned_alloc(align, (size + align - 1) / align * align));
 }
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+  std::free(memory);
+}
 
 namespace kvevict_test {
 namespace {
@@ -54,7 +66,8 @@ class Counting {
   Counting& operator=(const Counting&) = delete;
   ~Counting() {
     counts_allocations = false;
-    if (num_allocations > 0) (*counts_)[call_] += num_allocations;
+    if (num_allocations > 0)
+      (*counts_)[call_] += num_allocations;
   }
 
  private:
@@ -136,7 +149,9 @@ class AllocationFree : public testing::TestWithParam<std::tuple<PolicyCase, Rows
   TestEngine<CountingPolicy> make_engine() {
     const auto& [policy, rows_from] = GetParam();
     return {CountingPolicy(policy.make(workload(policy).budget), counts),
-            layouts::nhd(kToyShape, 200, kvevict::ElementType::kF32), {}, rows_from};
+            layouts::nhd(kToyShape, 200, kvevict::ElementType::kF32),
+            {},
+            rows_from};
   }
   static void run(TestEngine<CountingPolicy>& engine) {
     const Workload load = workload(std::get<0>(GetParam()));
@@ -150,13 +165,13 @@ INSTANTIATE_TEST_SUITE_P(Policies, AllocationFree,
                                           testing::Values(RowsFrom::kQueries, RowsFrom::kEngine)),
                          [](const auto& policy) {
                            const bool queries = std::get<1>(policy.param) == RowsFrom::kQueries;
-                           return std::get<0>(policy.param).name +
-                                  (queries ? "_queries" : "_rows");
+                           return std::get<0>(policy.param).name + (queries ? "_queries" : "_rows");
                          });
 
 // The counter counts: the first request has to take memory somewhere.
 TEST_P(AllocationFree, TheFirstRequestTakesMemory) {
-  if (std::get<0>(GetParam()).name == "FullKV") GTEST_SKIP() << "keeps no state";
+  if (std::get<0>(GetParam()).name == "FullKV")
+    GTEST_SKIP() << "keeps no state";
   TestEngine<CountingPolicy> engine = make_engine();
   run(engine);
   EXPECT_FALSE(counts.empty());
@@ -173,9 +188,10 @@ TEST_P(AllocationFree, ASecondRequestOfTheSameLengthTakesNone) {
 
 TEST_P(AllocationFree, ACacheThatNoLongerGrowsTakesNone) {
   const PolicyCase& policy = std::get<0>(GetParam());
-  const bool grows = policy.name == "FullKV" || policy.make(64).trigger() ==
-                                                    kvevict::Trigger::kPrefillEnd;
-  if (grows) GTEST_SKIP() << "keeps what is decoded";
+  const bool grows =
+      policy.name == "FullKV" || policy.make(64).trigger() == kvevict::Trigger::kPrefillEnd;
+  if (grows)
+    GTEST_SKIP() << "keeps what is decoded";
   TestEngine<CountingPolicy> engine = make_engine();
   run(engine);
   counts.clear();

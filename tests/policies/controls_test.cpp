@@ -1,14 +1,14 @@
 #include "kvevict/policies/controls.hpp"
 
+#include "support/masks.hpp"
+#include "support/test_engine.hpp"
+
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
-
-#include <gtest/gtest.h>
-
-#include "support/masks.hpp"
-#include "support/test_engine.hpp"
 
 namespace kvevict_test {
 namespace {
@@ -81,8 +81,10 @@ TEST(RandomEviction, PrefersNoPlace) {
   const kvevict::KeepMask& mask = engine.select();
   for (std::size_t lane = 0; lane < 4; ++lane) {
     std::size_t thirds[3] = {};
-    for (const std::size_t slot : kept_slots(mask, lane / 2, lane % 2)) ++thirds[slot / 333];
-    for (const std::size_t count : thirds) EXPECT_NEAR(static_cast<double>(count), 33.3, 12.0);
+    for (const std::size_t slot : kept_slots(mask, lane / 2, lane % 2))
+      ++thirds[slot / 333];
+    for (const std::size_t count : thirds)
+      EXPECT_NEAR(static_cast<double>(count), 33.3, 12.0);
   }
 }
 

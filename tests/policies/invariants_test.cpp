@@ -1,17 +1,17 @@
 // What holds for every policy, whatever it scores by.
+#include "kvevict/views/contiguous_view.hpp"
+#include "support/errors.hpp"
+#include "support/masks.hpp"
+#include "support/policy_cases.hpp"
+
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
 #include <span>
 #include <string>
 #include <vector>
-
-#include <gtest/gtest.h>
-
-#include "kvevict/views/contiguous_view.hpp"
-#include "support/errors.hpp"
-#include "support/masks.hpp"
-#include "support/policy_cases.hpp"
 
 namespace kvevict_test {
 namespace {
@@ -22,13 +22,14 @@ class PolicyInvariants : public testing::TestWithParam<PolicyCase> {
  protected:
   /// After the prompt, and where the policy waits for it some decode steps, nothing evicted yet.
   static AnyEngine before_first_cut(ToyModel model = {}, RowsFrom rows_from = RowsFrom::kQueries,
-                                 std::size_t chunk = 0,
-                                 std::span<const kvevict::PositionSpan> pinned = {}) {
+                                    std::size_t chunk = 0,
+                                    std::span<const kvevict::PositionSpan> pinned = {}) {
     const Workload load = workload(GetParam());
     AnyEngine engine = GetParam().engine(load.budget, model, rows_from);
     engine.prompt(load.prompt_len, chunk, pinned);
     if (engine.policy.trigger() == kvevict::Trigger::kDecodeSteps) {
-      for (std::size_t step = 0; step < 12; ++step) engine.feed(1);
+      for (std::size_t step = 0; step < 12; ++step)
+        engine.feed(1);
     }
     return engine;
   }
@@ -57,10 +58,9 @@ class PolicyInvariants : public testing::TestWithParam<PolicyCase> {
         const std::size_t lane = pool * num_lanes / pools + l;
         const std::size_t len = sequence.seq_len(lane);
         const std::size_t answer =
-            answer_is_extra
-                ? len - sequence.slots_before(
-                            lane, static_cast<std::size_t>(sequence.prompt().last))
-                : 0;
+            answer_is_extra ? len - sequence.slots_before(
+                                        lane, static_cast<std::size_t>(sequence.prompt().last))
+                            : 0;
         quota += static_cast<double>(allocation.lane_budget(kToyShape, len));
         held += len - answer;
         extra += answer;
@@ -117,7 +117,8 @@ TEST_P(PolicyInvariants, ProtectedTokensStay) {
   for (std::size_t layer = 0; layer < kToyShape.num_layers; ++layer) {
     for (std::size_t head = 0; head < kToyShape.num_kv_heads; ++head) {
       const std::size_t len = mask.seq_len(layer, head);
-      for (std::size_t slot = 6; slot < 8; ++slot) EXPECT_TRUE(mask.keeps(layer, head, slot));
+      for (std::size_t slot = 6; slot < 8; ++slot)
+        EXPECT_TRUE(mask.keeps(layer, head, slot));
       // Windows give way to pins where the budget has no room for both: StreamingLLM's budget is
       // its windows, so the two pins push out its sinks.
       const bool has_room = GetParam().name != "StreamingLLM";
@@ -244,8 +245,7 @@ TEST_P(PolicyInvariants, ManyChunksAreOneChunk) {
   for (const RowsFrom rows_from : {RowsFrom::kQueries, RowsFrom::kEngine}) {
     const KeepMask expected = before_first_cut({}, rows_from).select();
     for (const std::size_t chunk : {1U, 3U, 7U, 19U, 20U}) {
-      EXPECT_EQ(before_first_cut({}, rows_from, chunk).select(), expected)
-          << "chunks of " << chunk;
+      EXPECT_EQ(before_first_cut({}, rows_from, chunk).select(), expected) << "chunks of " << chunk;
     }
   }
 }
@@ -256,7 +256,8 @@ TEST_P(PolicyInvariants, SeveralTokensInAStepAreAsManySteps) {
   const auto mask_with = [&](std::size_t per_step) {
     AnyEngine engine = GetParam().engine(load.budget);
     engine.prompt(load.prompt_len);
-    for (std::size_t fed = 0; fed < 12; fed += per_step) engine.feed(per_step);
+    for (std::size_t fed = 0; fed < 12; fed += per_step)
+      engine.feed(per_step);
     return KeepMask(engine.select());
   };
   const KeepMask expected = mask_with(1);
@@ -320,7 +321,7 @@ TEST_P(PolicyInvariants, TruncateForgetsTheTokens) {
   EXPECT_TRUE(engine.cache_is_intact());
   EXPECT_EQ(engine.positions().size(), straight.positions().size());
   if (engine.policy.attention_use() == kvevict::AttentionUse::kNone ||
-                engine.policy.attention_use() == kvevict::AttentionUse::kWindow) {
+      engine.policy.attention_use() == kvevict::AttentionUse::kWindow) {
     EXPECT_EQ(engine.all_positions(), straight.all_positions());
   }
 }
@@ -343,8 +344,8 @@ TEST_P(PolicyInvariants, AppliesAMaskThatIsCoarserThanItsOwn) {
   const std::size_t len = engine.positions().size();
   std::string lane(len, '1');
   lane.replace(2, 5, "00000");
-  engine.evict(mask_of(kvevict::MaskScope::kModel, kToyShape.num_layers, kToyShape.num_kv_heads,
-                       {lane}));
+  engine.evict(
+      mask_of(kvevict::MaskScope::kModel, kToyShape.num_layers, kToyShape.num_kv_heads, {lane}));
   EXPECT_EQ(engine.positions(0, 0).size(), len - 5);
   EXPECT_EQ(engine.positions(3, 1), engine.positions(0, 0));
   EXPECT_EQ(engine.policy.sequence().seq_len(0), len - 5);
@@ -407,14 +408,16 @@ TEST_P(PolicyInvariants, RefusesWhatDoesNotFitAndNamesIt) {
   EXPECT_TRUE(refuses([&] { static_cast<void>(engine.policy.select(one_lane_short.view())); },
                       {engine.policy.name(), "seq_len", std::to_string(len - 1)}));
 
-  EXPECT_TRUE(refuses([&] { engine.policy.apply(KeepMask()); }, {engine.policy.name(), "KeepMask"}));
-  const KeepMask other_length = mask_of(kvevict::MaskScope::kModel, kToyShape.num_layers,
-                                        kToyShape.num_kv_heads, {"101"});
-  EXPECT_TRUE(refuses([&] { engine.policy.apply(other_length); }, {engine.policy.name(), "seq_len", "3"}));
+  EXPECT_TRUE(
+      refuses([&] { engine.policy.apply(KeepMask()); }, {engine.policy.name(), "KeepMask"}));
+  const KeepMask other_length =
+      mask_of(kvevict::MaskScope::kModel, kToyShape.num_layers, kToyShape.num_kv_heads, {"101"});
+  EXPECT_TRUE(
+      refuses([&] { engine.policy.apply(other_length); }, {engine.policy.name(), "seq_len", "3"}));
   KeepMask unfinished;
   unfinished.reset(kvevict::MaskScope::kHead, kToyShape.num_layers, kToyShape.num_kv_heads);
-  EXPECT_TRUE(refuses([&] { engine.policy.apply(unfinished); }, {engine.policy.name(), "num_lanes", "0"}));
-
+  EXPECT_TRUE(
+      refuses([&] { engine.policy.apply(unfinished); }, {engine.policy.name(), "num_lanes", "0"}));
 }
 
 TEST_P(PolicyInvariants, RefusesRowsThatDoNotFitAndNamesTheField) {
@@ -422,8 +425,10 @@ TEST_P(PolicyInvariants, RefusesRowsThatDoNotFitAndNamesTheField) {
   const bool in_decode = engine.policy.trigger() == kvevict::Trigger::kDecodeSteps;
   in_decode ? engine.policy.append(1) : engine.policy.begin(4);
   std::size_t layer = 0;
-  while (layer < kToyShape.num_layers && engine.policy.wanted_attention_rows(layer) == 0) ++layer;
-  if (layer == kToyShape.num_layers) GTEST_SKIP() << "reads no attention here";
+  while (layer < kToyShape.num_layers && engine.policy.wanted_attention_rows(layer) == 0)
+    ++layer;
+  if (layer == kToyShape.num_layers)
+    GTEST_SKIP() << "reads no attention here";
   const std::vector<float> data(1000);
   const auto observe = [&](std::size_t num_q_heads, std::size_t num_rows, std::ptrdiff_t stride) {
     return [&engine, &data, layer, num_q_heads, num_rows, stride] {

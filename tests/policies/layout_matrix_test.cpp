@@ -1,11 +1,14 @@
-// The same content through every layout gives the same masks, bit by bit.
-#include <cstddef>
-#include <cstdint>
-#include <vector>
+// The same content through every layout gives the same masks, bit by bit, and so it does through
+// every instruction set.
+#include "kvevict/kernels/kernels.hpp"
+#include "support/policy_cases.hpp"
 
 #include <gtest/gtest.h>
 
-#include "support/policy_cases.hpp"
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
 
 namespace kvevict_test {
 namespace {
@@ -17,12 +20,14 @@ struct Outcome {
   bool cache_is_intact = false;
 };
 
-Outcome run_with(const PolicyCase& policy, const LayoutCache& cache) {
+Outcome run_with(const PolicyCase& policy, const LayoutCache& cache,
+                 const kvevict::kernels::KernelSet& kernel) {
   const Workload load = workload(policy);
-  AnyEngine engine(policy.make(load.budget), cache);
+  AnyEngine engine(policy.make_with(load.budget, kernel), cache);
   Outcome run;
   const auto evict = [&] {
-    if (!engine.policy.should_evict()) return;
+    if (!engine.policy.should_evict())
+      return;
     run.masks.push_back(engine.select());
     engine.evict(run.masks.back());
   };
@@ -41,19 +46,37 @@ class LayoutMatrix : public testing::TestWithParam<PolicyCase> {};
 INSTANTIATE_TEST_SUITE_P(Policies, LayoutMatrix, testing::ValuesIn(policy_cases()),
                          [](const auto& policy) { return policy.param.name; });
 
-TEST_P(LayoutMatrix, EveryLayoutGivesTheSameMasks) {
+std::vector<const kvevict::kernels::KernelSet*> kernel_sets() {
+  using kvevict::kernels::Isa;
+  std::vector<const kvevict::kernels::KernelSet*> sets;
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kNeon}) {
+    if (kvevict::kernels::is_available(isa))
+      sets.push_back(&kvevict::kernels::get(isa));
+  }
+  return sets;
+}
+
+// No two scores of the toy model that decide something are within rounding of each other, so what
+// the instruction sets compute in their own order decides alike (rule R18).
+TEST_P(LayoutMatrix, EveryLayoutAndInstructionSetGivesTheSameMasks) {
   const std::vector<Layout> layouts = all_layouts();
-  const Outcome expected = run_with(GetParam(), layouts[0].make(kToyShape, 48));
+  const auto& scalar = kvevict::kernels::get(kvevict::kernels::Isa::kScalar);
+  const Outcome expected = run_with(GetParam(), layouts[0].make(kToyShape, 48), scalar);
   EXPECT_TRUE(expected.cache_is_intact);
   if (GetParam().name != "FullKV") {
     ASSERT_FALSE(expected.masks.empty());
     EXPECT_GT(expected.masks[0].total_evicted(), 0U);
   }
-  for (const Layout& layout : layouts) {
-    const Outcome run = run_with(GetParam(), layout.make(kToyShape, 48));
-    EXPECT_EQ(run.masks, expected.masks) << layout.name;
-    EXPECT_EQ(run.positions, expected.positions) << layout.name;
-    EXPECT_TRUE(run.cache_is_intact) << layout.name;
+  for (const auto* kernel : kernel_sets()) {
+    for (const Layout& layout : layouts) {
+      const Outcome run = run_with(GetParam(), layout.make(kToyShape, 48), *kernel);
+      const auto where = [&] {
+        return layout.name + ", instruction set " + std::to_string(static_cast<int>(kernel->isa));
+      };
+      EXPECT_EQ(run.masks, expected.masks) << where();
+      EXPECT_EQ(run.positions, expected.positions) << where();
+      EXPECT_TRUE(run.cache_is_intact) << where();
+    }
   }
 }
 
@@ -78,7 +101,8 @@ TEST_P(LayoutMatrix, AMaskThatCallsAllSlotsValidChangesNothing) {
   const Workload load = workload(GetParam());
   AnyEngine engine = GetParam().engine(load.budget);
   engine.prompt(load.prompt_len);
-  if (engine.policy.trigger() == kvevict::Trigger::kDecodeSteps) engine.feed(12);
+  if (engine.policy.trigger() == kvevict::Trigger::kDecodeSteps)
+    engine.feed(12);
   const kvevict::KeepMask expected = engine.select();
   const std::vector<std::uint8_t> valid(100, 1);
   EXPECT_EQ(engine.policy.select(ValidView(engine.cache.view(), valid)), expected);
@@ -89,13 +113,16 @@ TEST_P(LayoutMatrix, SlotsThatAreNotValidAreNeverKept) {
   const Workload load = workload(GetParam());
   AnyEngine engine = GetParam().engine(load.budget);
   engine.prompt(load.prompt_len);
-  if (engine.policy.trigger() == kvevict::Trigger::kDecodeSteps) engine.feed(12);
+  if (engine.policy.trigger() == kvevict::Trigger::kDecodeSteps)
+    engine.feed(12);
   std::vector<std::uint8_t> valid(100, 1);
-  for (const std::size_t slot : {0U, 3U, 8U}) valid[slot] = 0;
+  for (const std::size_t slot : {0U, 3U, 8U})
+    valid[slot] = 0;
   const kvevict::KeepMask& mask = engine.policy.select(ValidView(engine.cache.view(), valid));
   for (std::size_t layer = 0; layer < kToyShape.num_layers; ++layer) {
     for (std::size_t head = 0; head < kToyShape.num_kv_heads; ++head) {
-      for (const std::size_t slot : {0U, 3U, 8U}) EXPECT_FALSE(mask.keeps(layer, head, slot));
+      for (const std::size_t slot : {0U, 3U, 8U})
+        EXPECT_FALSE(mask.keeps(layer, head, slot));
     }
   }
   if (GetParam().name != "FullKV" && GetParam().keeps_exactly) {

@@ -1,16 +1,16 @@
 // The life of a cache as the driver of all policies sees it, on a policy whose scores are written
 // down.
-#include <cstddef>
-#include <limits>
-#include <string>
-#include <vector>
-
-#include <gtest/gtest.h>
-
 #include "support/errors.hpp"
 #include "support/masks.hpp"
 #include "support/score_policy.hpp"
 #include "support/test_engine.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <limits>
+#include <string>
+#include <vector>
 
 namespace kvevict_test {
 namespace {
@@ -37,8 +37,8 @@ TEST(PolicyLifecycle, ARatioKeepsOneUnlessItKeepsNothing) {
   Engine two = make_engine(options);
   two.feed(2);
   EXPECT_EQ(text_of(two.select()), "01");
-  Engine none = make_engine(
-      {.budget = kvevict::Budget::compression_ratio(1.0), .scores = {{.3F, .7F}}});
+  Engine none =
+      make_engine({.budget = kvevict::Budget::compression_ratio(1.0), .scores = {{.3F, .7F}}});
   none.feed(2);
   EXPECT_EQ(text_of(none.select()), "00");
 }
@@ -58,8 +58,7 @@ TEST(PolicyLifecycle, NaNGoesFirstAndIsCounted) {
 
 // O-24: two evictions; score and position of every entry follow.
 TEST(PolicyLifecycle, StateFollowsTwoEvictions) {
-  Engine engine =
-      make_engine({.budget = 6, .scores = {{.6F, .5F, .4F, .3F, .2F, .1F}}});
+  Engine engine = make_engine({.budget = 6, .scores = {{.6F, .5F, .4F, .3F, .2F, .1F}}});
   engine.feed(6);
   engine.evict(mask_of(kvevict::MaskScope::kModel, 1, 2, {"101101"}));
   engine.evict(mask_of(kvevict::MaskScope::kModel, 1, 2, {"1011"}));
@@ -73,8 +72,8 @@ TEST(PolicyLifecycle, StateFollowsTwoEvictions) {
 TEST(PolicyLifecycle, ChunksShareOneBudgetAndOneSink) {
   std::vector<float> scores(16, 1.0F);
   scores[8] = -5.0F;
-  Engine engine = make_engine(
-      {.budget = 6, .protection = {.num_sink_tokens = 1}, .scores = {scores}});
+  Engine engine =
+      make_engine({.budget = 6, .protection = {.num_sink_tokens = 1}, .scores = {scores}});
   engine.policy.begin(16);
   engine.feed(8);
   engine.evict_if_due();

@@ -2,15 +2,6 @@
 // that the policies are compiled once for those tests.
 #include "support/policy_cases.hpp"
 
-#include <cstddef>
-#include <memory>
-#include <set>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include <gtest/gtest.h>
-
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
@@ -25,6 +16,15 @@
 #include "support/random.hpp"
 #include "support/score_policy.hpp"
 
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
 namespace kvevict_test {
 namespace {
 
@@ -35,7 +35,9 @@ using kvevict::GroupReduce;
 template <class P, class MakeOptions>
 PolicyCase case_of(const std::string& name, MakeOptions options) {
   return {.name = name,
-          .make = [=](std::size_t budget) { return AnyTestPolicy(P(options(budget), kToyShape)); }};
+          .make_with = [=](std::size_t budget, const kvevict::kernels::KernelSet& kernel) {
+            return AnyTestPolicy(P(options(budget), kToyShape, kernel));
+          }};
 }
 /// A policy that needs nothing but its budget.
 template <class P>
@@ -55,7 +57,9 @@ PolicyCase without_count(PolicyCase policy) {
   return policy;
 }
 /// Scaled values that are not finite are 0 in Lag-KV, so no score is NaN.
-kvevict::EpiKVLagOptions lag(std::size_t budget) { return {.budget = budget, .chunk_len = 4}; }
+kvevict::EpiKVLagOptions lag(std::size_t budget) {
+  return {.budget = budget, .chunk_len = 4};
+}
 kvevict::EpiKVLagOptions frozen_lag(std::size_t budget) {
   return {.budget = budget, .chunk_len = 4, .frozen = true};
 }
@@ -71,7 +75,8 @@ std::shared_ptr<const kvevict::OutputProjection> output_projection() {
   Random random(9);
   std::vector<float> weight(kToyShape.num_q_heads * kToyShape.value_size() * kHiddenSize);
   for (std::size_t layer = 0; layer < kToyShape.num_layers; ++layer) {
-    for (float& x : weight) x = random.eighths();
+    for (float& x : weight)
+      x = random.eighths();
     projection->set_layer(layer, weight.data());
   }
   return projection;
@@ -81,7 +86,8 @@ kvevict::LaProxOptions laprox(std::size_t budget, GroupReading reading) {
   options.budget = budget;
   options.observation_window = 4;
   options.group_reading = reading;
-  if (reading == GroupReading::kExact) options.pool_stage = kvevict::PoolStage::kProduct;
+  if (reading == GroupReading::kExact)
+    options.pool_stage = kvevict::PoolStage::kProduct;
   options.output_projection = output_projection();
   return options;
 }
@@ -95,7 +101,9 @@ kvevict::H2OOptions h2o_shared(std::size_t budget) {
           .scope = kvevict::MaskScope::kModel,
           .lifetime_mean = true};
 }
-kvevict::InertiaKVOptions inertia(std::size_t budget) { return {.budget = budget}; }
+kvevict::InertiaKVOptions inertia(std::size_t budget) {
+  return {.budget = budget};
+}
 kvevict::InertiaKVOptions lazy_inertia(std::size_t budget) {
   return {.budget = budget,
           .per_step = true,
@@ -111,7 +119,8 @@ TableScoreOptions random_scores(std::size_t budget) {
   Random random(5);
   std::vector<std::vector<float>> scores(8, std::vector<float>(200));
   for (std::vector<float>& lane : scores) {
-    for (float& score : lane) score = random.eighths();
+    for (float& score : lane)
+      score = random.eighths();
   }
   return {.budget = budget,
           .scope = kvevict::MaskScope::kHead,
@@ -125,8 +134,7 @@ TableScoreOptions random_scores(std::size_t budget) {
 
 const std::vector<PolicyCase>& policy_cases() {
   static const std::vector<PolicyCase> cases = {
-      case_of<kvevict::FullKV>("FullKV",
-                               [](std::size_t) { return kvevict::FullKVOptions{}; }),
+      case_of<kvevict::FullKV>("FullKV", [](std::size_t) { return kvevict::FullKVOptions{}; }),
       case_of<kvevict::RandomEviction>(
           "Random",
           [](std::size_t budget) {
@@ -166,16 +174,15 @@ const std::vector<PolicyCase>& policy_cases() {
                                  return kvevict::SnapKVOptions{.budget = budget,
                                                                .observation_window = 4};
                                }),
-      case_of<kvevict::SnapKV>(
-          "SnapKVMax",
-          [](std::size_t budget) {
-            return kvevict::SnapKVOptions{
-                .budget = budget,
-                .observation_window = 4,
-                .pooling = {.kind = kvevict::PoolKind::kMax, .kernel_size = 3},
-                .group_reduce = GroupReduce::kMax,
-                .softmax_support = kvevict::SoftmaxSupport::kPast};
-          }),
+      case_of<kvevict::SnapKV>("SnapKVMax",
+                               [](std::size_t budget) {
+                                 return kvevict::SnapKVOptions{
+                                     .budget = budget,
+                                     .observation_window = 4,
+                                     .pooling = {.kind = kvevict::PoolKind::kMax, .kernel_size = 3},
+                                     .group_reduce = GroupReduce::kMax,
+                                     .softmax_support = kvevict::SoftmaxSupport::kPast};
+                               }),
       case_of<kvevict::LaProx>(
           "LaProx", [](std::size_t budget) { return laprox(budget, GroupReading::kMeanNorms); }),
       case_of<kvevict::LaProx>(

@@ -1,14 +1,14 @@
 #include "kvevict/policies/streaming_llm.hpp"
 
-#include <cstddef>
-#include <vector>
-
-#include <gtest/gtest.h>
-
 #include "kvevict/core/rerotation.hpp"
 #include "support/errors.hpp"
 #include "support/masks.hpp"
 #include "support/test_engine.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <vector>
 
 namespace kvevict_test {
 namespace {
@@ -109,9 +109,8 @@ TEST(StreamingLLM, NeedsNothingFromTheEngine) {
 }
 
 TEST(StreamingLLM, RefusesToKeepNothing) {
-  EXPECT_TRUE(
-      refuses([] { StreamingLLM({.num_sink_tokens = 0, .recent_window = 0}, kShape); },
-              {"StreamingLLM", "recent_window", "0"}));
+  EXPECT_TRUE(refuses([] { StreamingLLM({.num_sink_tokens = 0, .recent_window = 0}, kShape); },
+                      {"StreamingLLM", "recent_window", "0"}));
 }
 
 }  // namespace

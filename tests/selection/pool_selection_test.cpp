@@ -1,5 +1,11 @@
 #include "kvevict/selection/pool_selection.hpp"
 
+#include "kvevict/views/contiguous_view.hpp"
+#include "support/errors.hpp"
+#include "support/masks.hpp"
+
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -7,12 +13,6 @@
 #include <span>
 #include <string>
 #include <vector>
-
-#include <gtest/gtest.h>
-
-#include "kvevict/views/contiguous_view.hpp"
-#include "support/errors.hpp"
-#include "support/masks.hpp"
 
 namespace kvevict {
 namespace {
@@ -253,8 +253,7 @@ TEST(PoolSelection, AFloorKeepsEveryHeadAlive) {
   const Scores p = {{.4F, .3F, .2F, .09F}, {.004F, .003F, .002F, .001F}};
   Selection s(1, 2, MaskScope::kHead);
   s.sequence.append(4);
-  s.allocation = {
-      .budget = Budget::total(4), .competition = Competition::kModel, .min_keep = 1};
+  s.allocation = {.budget = Budget::total(4), .competition = Competition::kModel, .min_keep = 1};
   EXPECT_EQ(s.run(p), (Texts{"1110", "1000"}));
   s.allocation.min_keep = 0;
   EXPECT_EQ(s.run(p), (Texts{"1111", "0000"}));
@@ -267,8 +266,7 @@ TEST(PoolSelection, AFloorKeepsEveryHeadAlive) {
 TEST(PoolSelection, ProtectedEntriesCountTowardsTheFloor) {
   Selection s(1, 2, MaskScope::kHead);
   s.sequence.append(4);
-  s.allocation = {
-      .budget = Budget::total(4), .competition = Competition::kModel, .min_keep = 2};
+  s.allocation = {.budget = Budget::total(4), .competition = Competition::kModel, .min_keep = 2};
   s.protection.recent_window = 1;
   EXPECT_EQ(s.run({{9, 8, 7, 0}, {1, 2, 3, 0}}), (Texts{"1001", "0011"}));
 }
@@ -278,8 +276,7 @@ TEST(PoolSelection, AFloorAsksForNoMoreThanThereIs) {
   Selection s(1, 3, MaskScope::kHead);
   s.sequence.append(4);
   s.sequence.apply(mask_of(MaskScope::kHead, 1, 3, {"1111", "0100", "0000"}));
-  s.allocation = {
-      .budget = Budget::total(6), .competition = Competition::kModel, .min_keep = 2};
+  s.allocation = {.budget = Budget::total(6), .competition = Competition::kModel, .min_keep = 2};
   s.allocation.budget = Budget::total(4);
   EXPECT_EQ(s.run({{1, 2, 3, 4}, {0}, {}}), (Texts{"0111", "1", ""}));
   EXPECT_FALSE(s.report().budget_not_reached);
@@ -335,7 +332,8 @@ TEST(PoolSelection, NormaliseSeesAPoolAndMayTakeCandidatesAway) {
     EXPECT_EQ(pool.size(), 2U);
     for (ScoredLane& lane : pool) {
       seen.push_back(lane.lane);
-      for (float& score : lane.scores) score = -score;
+      for (float& score : lane.scores)
+        score = -score;
       lane.candidates[0] &= ~std::uint64_t{1};
     }
   });

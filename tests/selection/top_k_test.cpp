@@ -1,17 +1,17 @@
 #include "kvevict/selection/top_k.hpp"
 
+#include "support/masks.hpp"
+#include "support/random.hpp"
+#include "support/top_k.hpp"
+
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <utility>
 #include <vector>
-
-#include <gtest/gtest.h>
-
-#include "support/masks.hpp"
-#include "support/random.hpp"
-#include "support/top_k.hpp"
 
 namespace kvevict {
 namespace {
@@ -38,14 +38,17 @@ TEST(TopK, TieGoesToTheLowerSlotAndTheCountIsExact) {
 TEST(TopK, KeepsAllUpToTheQuota) {
   for (const std::size_t n : {50U, 63U, 64U}) {
     std::vector<float> scores(n);
-    for (std::size_t i = 0; i < n; ++i) scores[i] = static_cast<float>((i * 37 + 5) % n);
+    for (std::size_t i = 0; i < n; ++i)
+      scores[i] = static_cast<float>((i * 37 + 5) % n);
     EXPECT_EQ(kept(scores, 64), kvevict_test::range(0, n));
   }
   std::vector<float> scores(65);
-  for (std::size_t i = 0; i < 65; ++i) scores[i] = static_cast<float>((i * 37 + 5) % 65);
+  for (std::size_t i = 0; i < 65; ++i)
+    scores[i] = static_cast<float>((i * 37 + 5) % 65);
   Slots expected;
   for (std::size_t i = 0; i < 65; ++i) {
-    if (scores[i] != 0.0F) expected.push_back(i);
+    if (scores[i] != 0.0F)
+      expected.push_back(i);
   }
   EXPECT_EQ(kept(scores, 64), expected);
 }
@@ -75,13 +78,15 @@ TEST(TopK, NaNNeverBreaksTheOrder) {
   for (std::size_t r = 0; r < 20; ++r) {
     for (std::size_t i = 0; i < 20; ++i) {
       std::vector<float> scores(20);
-      for (std::size_t s = 0; s < 20; ++s) scores[s] = static_cast<float>((s + r) % 20 + 1);
+      for (std::size_t s = 0; s < 20; ++s)
+        scores[s] = static_cast<float>((s + r) % 20 + 1);
       scores[i] = kNaN;
       // Values are 1..20: the NaN in place of one of the five largest lets 15 in.
       const bool took_a_large_one = (i + r) % 20 + 1 > 15;
       Slots expected;
       for (std::size_t s = 0; s < 20; ++s) {
-        if (scores[s] >= (took_a_large_one ? 15.0F : 16.0F)) expected.push_back(s);
+        if (scores[s] >= (took_a_large_one ? 15.0F : 16.0F))
+          expected.push_back(s);
       }
       EXPECT_EQ(kept(scores, 5), expected) << "rotated by " << r << ", NaN at " << i;
       EXPECT_EQ(kept(scores, 20).size(), 20U);
@@ -124,7 +129,8 @@ TEST(TopK, EqualsTheDefinition) {
       Lane lane(scores);
       if (random.below(3) > 0) {
         for (std::size_t slot = 0; slot < scores.size(); ++slot) {
-          if (random.below(4) == 0) lane.candidates[slot / 64] &= ~(std::uint64_t{1} << (slot % 64));
+          if (random.below(4) == 0)
+            lane.candidates[slot / 64] &= ~(std::uint64_t{1} << (slot % 64));
         }
       }
       num_candidates += detail::count_bits(lane.candidates);

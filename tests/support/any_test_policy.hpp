@@ -1,14 +1,14 @@
 #ifndef KVEVICT_TESTS_SUPPORT_ANY_TEST_POLICY_HPP_
 #define KVEVICT_TESTS_SUPPORT_ANY_TEST_POLICY_HPP_
 
+#include "kvevict/policies/policy.hpp"
+
 #include <cstddef>
 #include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
-
-#include "kvevict/policies/policy.hpp"
 
 namespace kvevict_test {
 
@@ -21,7 +21,8 @@ class AnyTestPolicy {
       : self_(std::make_unique<Model<Method>>(std::move(policy))) {}
   AnyTestPolicy(const AnyTestPolicy& other) : self_(other.self_->clone()) {}
   AnyTestPolicy& operator=(const AnyTestPolicy& other) {
-    if (this != &other) self_ = other.self_->clone();
+    if (this != &other)
+      self_ = other.self_->clone();
     return *this;
   }
   AnyTestPolicy(AnyTestPolicy&&) noexcept = default;

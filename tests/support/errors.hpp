@@ -1,13 +1,13 @@
 #ifndef KVEVICT_TESTS_SUPPORT_ERRORS_HPP_
 #define KVEVICT_TESTS_SUPPORT_ERRORS_HPP_
 
-#include <initializer_list>
-#include <string>
-#include <string_view>
+#include "kvevict/core/error.hpp"
 
 #include <gtest/gtest.h>
 
-#include "kvevict/core/error.hpp"
+#include <initializer_list>
+#include <string>
+#include <string_view>
 
 namespace kvevict_test {
 

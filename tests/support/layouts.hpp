@@ -1,6 +1,14 @@
 #ifndef KVEVICT_TESTS_SUPPORT_LAYOUTS_HPP_
 #define KVEVICT_TESTS_SUPPORT_LAYOUTS_HPP_
 
+#include "kvevict/core/lane.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/kernels/half.hpp"
+#include "kvevict/views/contiguous_view.hpp"
+#include "kvevict/views/paged_view.hpp"
+#include "kvevict/views/ragged_view.hpp"
+#include "support/random.hpp"
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -11,14 +19,6 @@
 #include <string>
 #include <utility>
 #include <vector>
-
-#include "kvevict/core/lane.hpp"
-#include "kvevict/core/shape.hpp"
-#include "kvevict/kernels/half.hpp"
-#include "kvevict/views/contiguous_view.hpp"
-#include "kvevict/views/paged_view.hpp"
-#include "kvevict/views/ragged_view.hpp"
-#include "support/random.hpp"
 
 // The ways in which engines lay out a cache, each with its own formula for where an element lies.
 // The formulas are written out once more here, independently of the strides that the views compute.
@@ -197,8 +197,7 @@ inline constexpr std::size_t kPageSize = 4;
       },
       [=](LayoutCache& cache, std::size_t l, std::size_t h) {
         return contiguous(
-                   cache,
-                   Tensor::nhd(at(cache, 0), type, capacity, heads, shape.head_dim),
+                   cache, Tensor::nhd(at(cache, 0), type, capacity, heads, shape.head_dim),
                    Tensor::nhd(at(cache, behind_keys), type, capacity, heads, shape.value_size()))
             .mutable_lane(l, h);
       });
@@ -218,8 +217,7 @@ inline constexpr std::size_t kPageSize = 4;
       },
       [=](LayoutCache& cache, std::size_t l, std::size_t h) {
         return contiguous(
-                   cache,
-                   Tensor::hnd(at(cache, 0), type, capacity, heads, shape.head_dim),
+                   cache, Tensor::hnd(at(cache, 0), type, capacity, heads, shape.head_dim),
                    Tensor::hnd(at(cache, behind_keys), type, capacity, heads, shape.value_size()))
             .mutable_lane(l, h);
       });
@@ -242,8 +240,7 @@ inline constexpr std::size_t kPageSize = 4;
       },
       [=](LayoutCache& cache, std::size_t l, std::size_t h) {
         const auto tensor = keys_too ? Tensor::transposed : Tensor::hnd;
-        return contiguous(cache,
-                          tensor(at(cache, 0), type, capacity, heads, shape.head_dim),
+        return contiguous(cache, tensor(at(cache, 0), type, capacity, heads, shape.head_dim),
                           Tensor::transposed(at(cache, behind_keys), type, capacity, heads,
                                              shape.value_size()))
             .mutable_lane(l, h);
@@ -274,7 +271,8 @@ inline constexpr std::size_t kPageSize = 4;
   std::vector<std::int32_t> table(num_pages + 2);
   std::iota(table.begin(), table.end(), 0);
   Random random(17);
-  for (std::size_t i = table.size() - 1; i > 0; --i) std::swap(table[i], table[random.below(i + 1)]);
+  for (std::size_t i = table.size() - 1; i > 0; --i)
+    std::swap(table[i], table[random.below(i + 1)]);
   table.resize(num_pages);
   return table;
 }
@@ -289,7 +287,8 @@ inline constexpr std::size_t kPageSize = 4;
   const std::size_t behind_keys = num_rows(shape, num_pages * page_size) * shape.head_dim;
   std::vector<std::int32_t> table(used_pages);
   std::iota(table.begin(), table.end(), 0);
-  if (shuffled) table = shuffled_table(used_pages);
+  if (shuffled)
+    table = shuffled_table(used_pages);
   return LayoutCache(
       shape, type, behind_keys + num_rows(shape, num_pages * page_size) * shape.value_size(),
       [=](Part part, std::size_t l, std::size_t h, std::size_t s, std::size_t c) {

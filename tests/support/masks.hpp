@@ -1,14 +1,14 @@
 #ifndef KVEVICT_TESTS_SUPPORT_MASKS_HPP_
 #define KVEVICT_TESTS_SUPPORT_MASKS_HPP_
 
+#include "kvevict/core/keep_mask.hpp"
+#include "kvevict/core/types.hpp"
+
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
-
-#include "kvevict/core/keep_mask.hpp"
-#include "kvevict/core/types.hpp"
 
 namespace kvevict_test {
 
@@ -23,7 +23,8 @@ using Slots = std::vector<std::size_t>;
   for (const std::string& lane : lanes) {
     const std::span<std::uint64_t> bits = mask.add_lane(lane.size());
     for (std::size_t slot = 0; slot < lane.size(); ++slot) {
-      if (lane[slot] == '1') bits[slot / 64] |= std::uint64_t{1} << (slot % 64);
+      if (lane[slot] == '1')
+        bits[slot / 64] |= std::uint64_t{1} << (slot % 64);
     }
   }
   return mask;
@@ -48,7 +49,8 @@ using Slots = std::vector<std::size_t>;
                                       std::size_t kv_head = 0) {
   Slots slots;
   for (std::size_t slot = 0; slot < mask.seq_len(layer, kv_head); ++slot) {
-    if (mask.keeps(layer, kv_head, slot)) slots.push_back(slot);
+    if (mask.keeps(layer, kv_head, slot))
+      slots.push_back(slot);
   }
   return slots;
 }
@@ -56,7 +58,8 @@ using Slots = std::vector<std::size_t>;
 /// first, first + 1, .., last - 1.
 [[nodiscard]] inline Slots range(std::size_t first, std::size_t last) {
   Slots slots;
-  for (; first < last; ++first) slots.push_back(first);
+  for (; first < last; ++first)
+    slots.push_back(first);
   return slots;
 }
 

@@ -1,16 +1,17 @@
 #ifndef KVEVICT_TESTS_SUPPORT_POLICY_CASES_HPP_
 #define KVEVICT_TESTS_SUPPORT_POLICY_CASES_HPP_
 
+#include "kvevict/core/shape.hpp"
+#include "kvevict/kernels/kernels.hpp"
+#include "support/any_test_policy.hpp"
+#include "support/layouts.hpp"
+#include "support/test_engine.hpp"
+
 #include <cstddef>
 #include <functional>
 #include <ostream>
 #include <string>
 #include <vector>
-
-#include "kvevict/core/shape.hpp"
-#include "support/any_test_policy.hpp"
-#include "support/layouts.hpp"
-#include "support/test_engine.hpp"
 
 namespace kvevict_test {
 
@@ -23,12 +24,16 @@ using AnyEngine = TestEngine<AnyTestPolicy>;
 /// A policy, or a variant that reads or chooses something else, as the common tests see it.
 struct PolicyCase {
   std::string name;
-  std::function<AnyTestPolicy(std::size_t budget)> make;
+  std::function<AnyTestPolicy(std::size_t budget, const kvevict::kernels::KernelSet& kernel)>
+      make_with;
   /// Exactly min(budget, n) stay (rule R2); otherwise the policy may cut deeper by design.
   bool keeps_exactly = true;
   /// NaN in what it reads shows in its counters; otherwise the definition turns it into a score.
   bool counts_non_finite = true;
 
+  [[nodiscard]] AnyTestPolicy make(std::size_t budget) const {
+    return make_with(budget, kvevict::kernels::best());
+  }
   [[nodiscard]] AnyEngine engine(std::size_t budget, ToyModel model = {},
                                  RowsFrom rows_from = RowsFrom::kQueries) const {
     return {make(budget), layouts::nhd(kToyShape, 100, kvevict::ElementType::kF32), model,

@@ -1,6 +1,9 @@
 #ifndef KVEVICT_TESTS_SUPPORT_SCORE_POLICY_HPP_
 #define KVEVICT_TESTS_SUPPORT_SCORE_POLICY_HPP_
 
+#include "kvevict/core/slot_array.hpp"
+#include "kvevict/policies/policy.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -9,9 +12,6 @@
 #include <string_view>
 #include <tuple>
 #include <vector>
-
-#include "kvevict/core/slot_array.hpp"
-#include "kvevict/policies/policy.hpp"
 
 namespace kvevict_test {
 
@@ -53,8 +53,7 @@ class TableScoreMethod {
   std::size_t observe_cache(const kvevict::ScoreInput& input) {
     std::size_t non_finite = 0;
     for (std::size_t lane = 0; lane < input.sequence.num_lanes(); ++lane) {
-      const std::vector<float>& table =
-          options_->scores[options_->scores.size() == 1 ? 0 : lane];
+      const std::vector<float>& table = options_->scores[options_->scores.size() == 1 ? 0 : lane];
       const std::span<float> scores = scores_.at(lane);
       for (std::size_t i = scores.size() - input.sequence.step_len(); i < scores.size(); ++i) {
         const auto position = static_cast<std::size_t>(input.sequence.position(lane, i));

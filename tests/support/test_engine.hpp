@@ -1,6 +1,12 @@
 #ifndef KVEVICT_TESTS_SUPPORT_TEST_ENGINE_HPP_
 #define KVEVICT_TESTS_SUPPORT_TEST_ENGINE_HPP_
 
+#include "kvevict/core/keep_mask.hpp"
+#include "kvevict/core/step_inputs.hpp"
+#include "kvevict/views/compact.hpp"
+#include "support/layouts.hpp"
+#include "support/random.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -11,12 +17,6 @@
 #include <stdexcept>
 #include <utility>
 #include <vector>
-
-#include "kvevict/core/keep_mask.hpp"
-#include "kvevict/core/step_inputs.hpp"
-#include "kvevict/views/compact.hpp"
-#include "support/layouts.hpp"
-#include "support/random.hpp"
 
 namespace kvevict_test {
 
@@ -37,7 +37,8 @@ struct ToyModel {
                   static_cast<std::uint64_t>(signal));
     random.bits();
     std::vector<float> row(dim);
-    for (float& x : row) x = random.eighths();
+    for (float& x : row)
+      x = random.eighths();
     return row;
   }
 };
@@ -92,7 +93,8 @@ class TestEngine {
   }
   [[nodiscard]] const kvevict::KeepMask& select() { return policy.select(cache.view()); }
   bool evict_if_due() {
-    if (!policy.should_evict()) return false;
+    if (!policy.should_evict())
+      return false;
     evict(select());
     return true;
   }
@@ -109,7 +111,8 @@ class TestEngine {
   void truncate(std::size_t length) {
     for_each_lane([&](std::size_t layer, std::size_t head, std::vector<std::size_t>& positions) {
       const std::size_t old_length = positions.size();
-      while (!positions.empty() && positions.back() >= length) positions.pop_back();
+      while (!positions.empty() && positions.back() >= length)
+        positions.pop_back();
       cache.length(layer, head) = positions.size();
       cache.forget_behind(layer, head, old_length);
     });
@@ -181,14 +184,17 @@ class TestEngine {
     policy.observe_cache(cache.view());
     for (std::size_t layer = 0; layer < cache.shape().num_layers; ++layer) {
       if constexpr (requires(kvevict::HiddenRows rows) { policy.observe_hidden(layer, rows); }) {
-        if (policy.wants_hidden(layer)) hand_over_hidden(layer, count);
+        if (policy.wants_hidden(layer))
+          hand_over_hidden(layer, count);
       }
       if constexpr (requires(kvevict::AttentionRows rows) {
                       policy.observe_attention(layer, rows);
                     }) {
         const std::size_t wanted = policy.wanted_attention_rows(layer);
-        if (wanted == 0) continue;
-        if (wanted > count) throw std::logic_error("more rows wanted than there are");
+        if (wanted == 0)
+          continue;
+        if (wanted > count)
+          throw std::logic_error("more rows wanted than there are");
         hand_over_attention(layer, wanted);
       }
     }
@@ -200,10 +206,9 @@ class TestEngine {
           model.row(ToyModel::Signal::kHidden, layer, 0, length_ - count + i, kHiddenSize);
       scratch_.insert(scratch_.end(), row.begin(), row.end());
     }
-    policy.observe_hidden(
-        layer, {scratch_.data(), count, kHiddenSize,
-                static_cast<std::ptrdiff_t>(kHiddenSize * sizeof(float)),
-                kvevict::ElementType::kF32});
+    policy.observe_hidden(layer, {scratch_.data(), count, kHiddenSize,
+                                  static_cast<std::ptrdiff_t>(kHiddenSize * sizeof(float)),
+                                  kvevict::ElementType::kF32});
   }
   void hand_over_attention(std::size_t layer, std::size_t wanted) {
     const std::size_t num_heads = cache.shape().num_q_heads;
@@ -258,7 +263,8 @@ class TestEngine {
       logits[slot] /= std::sqrt(static_cast<double>(dim));
     }
     double sum = 0;
-    for (const double logit : logits) sum += std::exp(logit);
+    for (const double logit : logits)
+      sum += std::exp(logit);
     for (std::size_t slot = 0; slot < visible; ++slot) {
       row[slot] = static_cast<float>(std::exp(logits[slot]) / sum);
     }

@@ -1,14 +1,14 @@
 #ifndef KVEVICT_TESTS_SUPPORT_TOP_K_HPP_
 #define KVEVICT_TESTS_SUPPORT_TOP_K_HPP_
 
+#include "kvevict/selection/top_k.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
-
-#include "kvevict/selection/top_k.hpp"
 
 namespace kvevict_test {
 
@@ -18,7 +18,8 @@ struct Lane {
       : scores(std::move(values)),
         candidates((scores.size() + 63) / 64, 0),
         keep(candidates.size(), 0) {
-    for (std::size_t slot = 0; slot < scores.size(); ++slot) set(candidates, slot);
+    for (std::size_t slot = 0; slot < scores.size(); ++slot)
+      set(candidates, slot);
   }
   static void set(std::vector<std::uint64_t>& bits, std::size_t slot) {
     bits[slot / 64] |= std::uint64_t{1} << (slot % 64);
@@ -34,7 +35,8 @@ struct Lane {
   [[nodiscard]] std::vector<std::size_t> kept() const {
     std::vector<std::size_t> slots;
     for (std::size_t slot = 0; slot < scores.size(); ++slot) {
-      if (test(keep, slot)) slots.push_back(slot);
+      if (test(keep, slot))
+        slots.push_back(slot);
     }
     return slots;
   }
@@ -59,15 +61,18 @@ inline std::vector<std::pair<std::size_t, std::size_t>> by_preference(
   std::vector<std::pair<std::size_t, std::size_t>> order;
   for (std::size_t l = 0; l < lanes.size(); ++l) {
     for (std::size_t slot = 0; slot < lanes[l].scores.size(); ++slot) {
-      if (Lane::test(lanes[l].candidates, slot)) order.push_back({l, slot});
+      if (Lane::test(lanes[l].candidates, slot))
+        order.push_back({l, slot});
     }
   }
   // Pairs are in order of (lane, slot); a stable sort keeps that among equals.
   std::stable_sort(order.begin(), order.end(), [&](const auto& a, const auto& b) {
     const float score_a = lanes[a.first].scores[a.second];
     const float score_b = lanes[b.first].scores[b.second];
-    if (std::isnan(score_a)) return false;
-    if (std::isnan(score_b)) return true;
+    if (std::isnan(score_a))
+      return false;
+    if (std::isnan(score_b))
+      return true;
     return score_a > score_b;
   });
   return order;

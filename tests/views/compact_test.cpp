@@ -1,16 +1,16 @@
 #include "kvevict/views/compact.hpp"
 
-#include <cstddef>
-#include <string>
-#include <vector>
-
-#include <gtest/gtest.h>
-
 #include "kvevict/views/ragged_view.hpp"
 #include "support/errors.hpp"
 #include "support/layouts.hpp"
 #include "support/masks.hpp"
 #include "support/random.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
 
 namespace kvevict {
 namespace {
@@ -31,7 +31,8 @@ std::vector<float> content(const LayoutCache& cache, Part part, std::size_t laye
   const std::size_t lane = layer * kShape.num_kv_heads + head;
   kvevict_test::Random random((lane * 1000 + position) * 2 + (part == Part::kKeys ? 0 : 1));
   std::vector<float> row(cache.dim(part));
-  for (float& value : row) value = random.eighths();
+  for (float& value : row)
+    value = random.eighths();
   return row;
 }
 
@@ -60,7 +61,8 @@ TEST_P(Compact, MovesKeptRowsAndNothingElse) {
     for (std::size_t lane = 0; lane < 4; ++lane) {
       const std::size_t length = random.below(kCapacity + 1);
       std::string text;
-      while (text.size() < length) text.append(1 + random.below(7), random.below(2) ? '1' : '0');
+      while (text.size() < length)
+        text.append(1 + random.below(7), random.below(2) ? '1' : '0');
       text.resize(length);
       lanes.push_back(text);
       lengths.push_back(length);
@@ -74,7 +76,8 @@ TEST_P(Compact, MovesKeptRowsAndNothingElse) {
     for (std::size_t lane = 0; lane < 4; ++lane) {
       std::size_t target = 0;
       for (std::size_t slot = 0; slot < lengths[lane]; ++slot) {
-        if (lanes[lane][slot] == '0') continue;
+        if (lanes[lane][slot] == '0')
+          continue;
         for (const Part part : {Part::kKeys, Part::kValues}) {
           ASSERT_EQ(cache.row(part, lane / 2, lane % 2, target),
                     content(cache, part, lane / 2, lane % 2, slot))
@@ -104,7 +107,8 @@ TEST_P(Compact, ExecutesASharedMaskInEveryLane) {
   compact(cache.view(), mask_of(MaskScope::kModel, 2, 2, {"100101"}));
   for (std::size_t layer = 0; layer < 2; ++layer) {
     for (std::size_t head = 0; head < 2; ++head) {
-      EXPECT_EQ(cache.row(Part::kKeys, layer, head, 1), content(cache, Part::kKeys, layer, head, 3));
+      EXPECT_EQ(cache.row(Part::kKeys, layer, head, 1),
+                content(cache, Part::kKeys, layer, head, 3));
       EXPECT_EQ(cache.row(Part::kValues, layer, head, 2),
                 content(cache, Part::kValues, layer, head, 5));
     }
@@ -148,8 +152,11 @@ TEST(CompactRows, RefusesRowsThatCanOnlyBeRead) {
   MutableLane lane;
   lane.seq_len = 2;
   lane.keys.load_row = [](const void*, std::size_t, std::size_t, std::size_t, float*) noexcept {};
-  EXPECT_TRUE(refuses([&] { compact(views::RaggedView(shape, {&lane, 1}), mask_of("01")); },
-                      {"compact", "move_row"}));
+  EXPECT_TRUE(refuses(
+      [&] {
+        compact(views::RaggedView(shape, {&lane, 1}), mask_of("01"));
+      },
+      {"compact", "move_row"}));
 }
 
 }  // namespace

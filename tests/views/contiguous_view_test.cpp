@@ -1,12 +1,12 @@
 #include "kvevict/views/contiguous_view.hpp"
 
-#include <cstddef>
-#include <cstdint>
-#include <vector>
+#include "support/errors.hpp"
 
 #include <gtest/gtest.h>
 
-#include "support/errors.hpp"
+#include <cstddef>
+#include <cstdint>
+#include <vector>
 
 namespace kvevict::views {
 namespace {
@@ -39,8 +39,7 @@ TEST(ContiguousView, AddressesEachLayout) {
 TEST(ContiguousView, KeysAndValuesMayDiffer) {
   std::vector<float> keys(2 * kCapacity * 3 * 4);
   std::vector<std::uint16_t> values(2 * kCapacity * 3 * 2);
-  const ContiguousView view(kShape,
-                            Tensor::nhd(keys.data(), ElementType::kF32, kCapacity, 3, 4),
+  const ContiguousView view(kShape, Tensor::nhd(keys.data(), ElementType::kF32, kCapacity, 3, 4),
                             Tensor::transposed(values.data(), ElementType::kF16, kCapacity, 3, 2),
                             kCapacity);
   const Lane lane = view.lane(0, 1);
@@ -62,8 +61,8 @@ TEST(ContiguousView, LengthsAreSharedOrPerLane) {
 
 TEST(ContiguousView, ATensorWithoutMemoryIsAbsent) {
   std::vector<float> memory(2 * kCapacity * 3 * 4);
-  const ContiguousView view(
-      kShape, Tensor::nhd(memory.data(), ElementType::kF32, kCapacity, 3, 4), Tensor{}, 2);
+  const ContiguousView view(kShape, Tensor::nhd(memory.data(), ElementType::kF32, kCapacity, 3, 4),
+                            Tensor{}, 2);
   EXPECT_TRUE(view.lane(0, 0).keys.present());
   EXPECT_FALSE(view.lane(0, 0).values.present());
 }

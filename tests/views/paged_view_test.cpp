@@ -1,12 +1,12 @@
 #include "kvevict/views/paged_view.hpp"
 
-#include <cstddef>
-#include <cstdint>
-#include <vector>
+#include "support/errors.hpp"
 
 #include <gtest/gtest.h>
 
-#include "support/errors.hpp"
+#include <cstddef>
+#include <cstdint>
+#include <vector>
 
 namespace kvevict::views {
 namespace {
@@ -33,8 +33,7 @@ TEST(PagedView, AddressesThroughTheTable) {
 
 TEST(PagedView, RunsEndWithThePage) {
   std::vector<float> memory(2 * kNumPages * kPageSize * 3 * 4);
-  const PagePool pool =
-      PagePool::nhd(memory.data(), ElementType::kF32, kNumPages, kPageSize, 3, 4);
+  const PagePool pool = PagePool::nhd(memory.data(), ElementType::kF32, kNumPages, kPageSize, 3, 4);
   const std::vector<std::int32_t> table = {0, 1};
   const PagedView view(kShape, pool, pool, kPageSize, table, 3);
   EXPECT_EQ(view.lane(0, 0).values.run_length(1, 2), 1U);
@@ -61,8 +60,8 @@ TEST(PagedView, RefusesATableThatEndsEarly) {
 
 TEST(PagedView, RefusesPagesOfNothingAndLengthsOfAnotherShape) {
   const std::vector<std::int32_t> table = {0, 1};
-  EXPECT_TRUE(refuses([&] { PagedView(kShape, {}, {}, 0, table, 1); },
-                      {"PagedView", "page_size", "0"}));
+  EXPECT_TRUE(
+      refuses([&] { PagedView(kShape, {}, {}, 0, table, 1); }, {"PagedView", "page_size", "0"}));
   const std::vector<std::size_t> lengths = {1, 2};
   EXPECT_TRUE(refuses([&] { PagedView(kShape, {}, {}, kPageSize, table, lengths); },
                       {"PagedView", "lengths.size()", "2"}));

@@ -1,11 +1,11 @@
 #include "kvevict/views/ragged_view.hpp"
 
-#include <cstddef>
-#include <vector>
+#include "support/errors.hpp"
 
 #include <gtest/gtest.h>
 
-#include "support/errors.hpp"
+#include <cstddef>
+#include <vector>
 
 namespace kvevict::views {
 namespace {
