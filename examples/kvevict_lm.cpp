@@ -100,7 +100,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
   compare_command->add_option("--decode-tokens", compare.decode_tokens, "Tokens of the decode task")
-      ->check(CLI::Range(1, 1 << 30))
+      ->check(CLI::Range(32, 1 << 30))
       ->capture_default_str();
   compare_command->add_option("--only", compare.only, "Labels of the policies to run")
       ->delimiter(',');

@@ -11,6 +11,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <charconv>
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
@@ -19,6 +20,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <vector>
 
 // What all commands of kvevict_lm share.
@@ -79,21 +81,19 @@ class Runtime {
 
 /// "128" or "10%" of `num_tokens`, in tokens.
 [[nodiscard]] inline std::size_t budget_tokens(const std::string& text, std::size_t num_tokens) {
-  std::size_t used = 0;
-  double value = -1;
-  try {
-    value = std::stod(text, &used);
-  } catch (const std::exception&) {
-    used = 0;
-  }
-  const bool percent = used + 1 == text.size() && text.back() == '%';
-  if (used == 0 || value <= 0 || (percent ? value > 100 : used != text.size())) {
+  const bool percent = !text.empty() && text.back() == '%';
+  const char* const end = text.data() + text.size() - (percent ? 1 : 0);
+  double share = 0;
+  std::size_t count = 0;
+  const auto read =
+      percent ? std::from_chars(text.data(), end, share) : std::from_chars(text.data(), end, count);
+  if (percent && share > 0 && share <= 100)
+    count = kvevict::Budget::keep_ratio(share / 100).tokens_of(num_tokens);
+  if (read.ec != std::errc() || read.ptr != end || count == 0) {
     throw std::invalid_argument("budget '" + text +
                                 "': expected tokens (128) or a share (10%), more than 0");
   }
-  if (percent)
-    return kvevict::Budget::keep_ratio(value / 100).tokens_of(num_tokens);
-  return static_cast<std::size_t>(value);
+  return count;
 }
 
 /// The sequence that --policy, --budget and --options ask for, for a text of `num_tokens`.

@@ -98,6 +98,8 @@ class AnyPolicy {
   void truncate(std::size_t new_length) { self_->truncate(new_length); }
   void reset() { self_->reset(); }
   [[nodiscard]] std::size_t length() const { return self_->length(); }
+  /// Lengths and positions of the lanes, for for_each_rerotation and after truncate.
+  [[nodiscard]] const Sequence& sequence() const { return self_->sequence(); }
   [[nodiscard]] const Counters& counters() const { return self_->counters(); }
 
  private:
@@ -127,6 +129,7 @@ class AnyPolicy {
     virtual void truncate(std::size_t new_length) = 0;
     virtual void reset() = 0;
     [[nodiscard]] virtual std::size_t length() const = 0;
+    [[nodiscard]] virtual const Sequence& sequence() const = 0;
     [[nodiscard]] virtual const Counters& counters() const = 0;
   };
 
@@ -185,6 +188,7 @@ class AnyPolicy {
     void truncate(std::size_t new_length) override { policy.truncate(new_length); }
     void reset() override { policy.reset(); }
     [[nodiscard]] std::size_t length() const override { return policy.length(); }
+    [[nodiscard]] const Sequence& sequence() const override { return policy.sequence(); }
     [[nodiscard]] const Counters& counters() const override { return policy.counters(); }
 
     P policy;

@@ -34,6 +34,17 @@
 #define KVEVICT_TARGET(isa)
 #endif
 
+// Keeps a product out of a fused multiply-add, which compilers form where they like: equal inputs
+// would then differ in the last bit between a vector's lanes and its tail, and between machines.
+#if (defined(__GNUC__) || defined(__clang__)) && (defined(__x86_64__) || defined(__i386__))
+#define KVEVICT_ROUND(x) __asm__("" : "+x"(x))
+#define KVEVICT_ROUND_ZMM(x) __asm__("" : "+v"(x))
+#elif (defined(__GNUC__) || defined(__clang__)) && defined(__aarch64__)
+#define KVEVICT_ROUND(x) __asm__("" : "+w"(x))
+#else
+#define KVEVICT_ROUND(x) static_cast<void>(x)
+#endif
+
 // A programming error in a loop; options and shapes are checked by exceptions instead.
 #define KVEVICT_ASSERT(condition) assert(condition)
 

@@ -6,6 +6,7 @@
 #include "kvevict/core/error.hpp"
 
 #include <charconv>
+#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <string>
@@ -22,6 +23,10 @@ namespace detail {
 template <class Number>
 [[nodiscard]] bool read_number(std::string_view text, Number& value) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if constexpr (std::floating_point<Number>) {
+    if (!std::isfinite(value))
+      return false;
+  }
   return error == std::errc() && end == text.data() + text.size();
 }
 

@@ -144,7 +144,7 @@ TEST(Sequence, TruncateTakesBackPromptsAndPins) {
   EXPECT_EQ(sequence.prompt().last, 7);
   ASSERT_EQ(sequence.pinned().size(), 2U);
   EXPECT_EQ(sequence.pinned()[1].last, 7);
-  sequence.truncate(5);  // before it: the first prompt is the newest again
+  sequence.truncate(6);  // to its start: the first prompt is the newest again
   ASSERT_EQ(sequence.prompts().size(), 1U);
   EXPECT_EQ(sequence.prompt().last, 4);
   EXPECT_EQ(sequence.pinned().size(), 1U);

@@ -501,6 +501,40 @@ TEST_P(Kernels, AccumulatorsEqualScalarAndSkipWhatIsNotFinite) {
   }
 }
 
+// Rules R3 and R18: ties must stay ties, so an entry's bits may not depend on where it lies.
+TEST_P(Kernels, EqualInputsGiveEqualBitsAtEveryIndexAndOnEveryMachine) {
+  const KernelSet& scalar = kernels::get(Isa::kScalar);
+  const auto draws = make(3000, Values::kUniform, 71);
+  for (std::size_t d = 0; d + 2 < draws.size(); d += 3) {
+    const std::vector<float> x(17, draws[d]);
+    const std::vector<float> other(17, draws[d + 1]);
+    const auto run = [&](auto&& call) {
+      std::vector<float> y(17, draws[d + 2]);
+      std::vector<float> expected(1, draws[d + 2]);
+      call(set(), 17, y.data());
+      call(scalar, 1, expected.data());
+      for (const float value : y)
+        ASSERT_EQ(value, expected[0]);
+    };
+    run([&](const KernelSet& k, std::size_t n, float* y) { k.add(0.3F, x.data(), n, y); });
+    run([&](const KernelSet& k, std::size_t n, float* y) { k.add_squared(0.3F, x.data(), n, y); });
+    run([&](const KernelSet& k, std::size_t n, float* y) { k.ema(0.8F, x.data(), n, y); });
+    run([&](const KernelSet& k, std::size_t n, float* y) {
+      k.add_product(0.3F, x.data(), other.data(), n, y);
+    });
+  }
+}
+
+TEST_P(Kernels, ProjectedNormsOfLargeValuesDoNotOverflow) {
+  std::vector<float> identity(64, 0.0F);
+  for (std::size_t i = 0; i < 8; ++i)
+    identity[i * 9] = 1.0F;
+  const std::vector<float> row(8, 1e20F);
+  float norm = 0;
+  set().projected_norms(identity.data(), {row.data(), 0, 1, 8, ElementType::kF32}, &norm);
+  EXPECT_NEAR(static_cast<double>(norm), std::sqrt(8.0) * 1e20, 1e14);
+}
+
 TEST_P(Kernels, SquareThatOverflowsIsSkipped) {
   std::vector<float> x(19, 1.0F);
   x[17] = 1e30F;

@@ -431,7 +431,7 @@ TEST(LaProx, WindowInsideOrOnTopOfTheBudget) {
   const WindowQueries queries(kModel, 8, random);
   const Projection projection = random_projection(kModel, random);
   for (const bool extra : {false, true}) {
-    for (const std::size_t budget : {8, 9, 20, 42, 50, 60}) {
+    for (const std::size_t budget : {8U, 9U, 20U, 42U, 50U, 60U}) {
       WindowCache cache = filled;
       LaProx policy({.budget = budget,
                      .observation_window = 8,
@@ -499,7 +499,7 @@ TEST(LaProx, ChunksOfAPromptChangeNothing) {
   for (const GroupReading reading : {GroupReading::kHeadProducts, GroupReading::kMeanNorms,
                                      GroupReading::kSummed, GroupReading::kExact}) {
     std::vector<KeepMask> masks;
-    for (const std::size_t chunk : {50, 33, 7, 1}) {
+    for (const std::size_t chunk : {50U, 33U, 7U, 1U}) {
       Random random(10);
       WindowCache cache(kModel, 50);
       cache.fill(random);

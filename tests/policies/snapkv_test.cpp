@@ -269,7 +269,7 @@ TEST(SnapKV, ChunksOfAPromptChangeNothing) {
     for (const SoftmaxSupport support : {SoftmaxSupport::kAll, SoftmaxSupport::kPast}) {
       std::vector<std::vector<float>> scores;
       std::vector<KeepMask> masks;
-      for (const std::size_t chunk : {50, 49, 13, 7, 1}) {
+      for (const std::size_t chunk : {50U, 49U, 13U, 7U, 1U}) {
         Random random(5);
         WindowCache cache(kModel, 50);
         cache.fill(random);

@@ -50,7 +50,8 @@ class WindowCache {
   }
   /// Takes the newest tokens back, so that every lane has at most `seq_len` slots.
   void truncate(std::size_t seq_len) {
-    for (std::size_t& length : lengths_) length = std::min(length, seq_len);
+    for (std::size_t& length : lengths_)
+      length = std::min(length, seq_len);
   }
   void evict(const kvevict::KeepMask& mask) {
     kvevict::compact(view(), mask);

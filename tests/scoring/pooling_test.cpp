@@ -48,7 +48,7 @@ TEST(Pooling, KernelWiderThanTheScores) {
 }
 
 TEST(Pooling, EvenKernelHasNoCentre) {
-  for (const std::size_t kernel_size : {0, 2, 8}) {
+  for (const std::size_t kernel_size : {0U, 2U, 8U}) {
     EXPECT_TRUE(kvevict_test::refuses([&] { Pooling{.kernel_size = kernel_size}.check("Owner"); },
                                       {"Owner", "pooling.kernel_size", "odd"}));
   }

@@ -60,7 +60,7 @@ TEST(StepRows, IsCompleteWithItsLayers) {
   EXPECT_FALSE(step.complete());
   step.complete_layer();
   EXPECT_TRUE(step.complete());
-  step.start(1, 1, 1, 5);
+  step.start(1, 2, 3, 5);
   EXPECT_FALSE(step.complete());
 }
 

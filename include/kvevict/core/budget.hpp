@@ -1,16 +1,27 @@
 #ifndef KVEVICT_CORE_BUDGET_HPP_
 #define KVEVICT_CORE_BUDGET_HPP_
 
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"
 
+#include <algorithm>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string_view>
+#include <utility>
+
 KVEVICT_NAMESPACE_BEGIN
+
+namespace detail {
+
+[[nodiscard]] constexpr std::size_t saturating_add(std::size_t a, std::size_t b) noexcept {
+  return a + std::min(b, std::numeric_limits<std::size_t>::max() - a);
+}
+
+}  // namespace detail
 
 /// How many entries may stay; what is protected counts inside it.
 ///
@@ -18,9 +29,17 @@ KVEVICT_NAMESPACE_BEGIN
 /// integers, so keep_ratio(0.1) of 1000 is 100 where binary floating point would say 99.
 class Budget {
  public:
-  /// `count` tokens per KV head. Implicit, so that an options field reads `.budget = 1024`.
-  constexpr Budget(std::size_t count) noexcept  // NOLINT(google-explicit-constructor)
-      : kind_(Kind::kTokens), value_(count) {}
+  /// `count` tokens per KV head. Implicit, so that an options field reads `.budget = 1024`. Throws
+  /// InvalidArgument for a negative number.
+  template <std::integral Count>
+  constexpr Budget(Count count)  // NOLINT(google-explicit-constructor)
+      : kind_(Kind::kTokens), value_(static_cast<std::uint64_t>(count)) {
+    if (std::cmp_less(count, 0)) {
+      detail::throw_invalid_field("Budget", "tokens", count, "must not be negative");
+    }
+  }
+  /// A share is not a number of tokens: say keep_ratio or compression_ratio.
+  Budget(std::floating_point auto) = delete;
 
   [[nodiscard]] static constexpr Budget tokens(std::size_t count) noexcept { return {count}; }
   /// `count` entries over all layers and KV heads together.
@@ -48,9 +67,12 @@ class Budget {
   /// rounded down. Policies count the evicted in `seq_len`: cutting twice cuts no deeper.
   [[nodiscard]] constexpr std::size_t tokens_of(std::size_t seq_len,
                                                 std::size_t num_lanes = 1) const noexcept {
-    if (kind_ == Kind::kTokens) return static_cast<std::size_t>(value_);
-    if (kind_ == Kind::kTotal) return static_cast<std::size_t>(value_) / num_lanes;
-    if (value_ == 0 || seq_len == 0) return 0;
+    if (kind_ == Kind::kTokens)
+      return static_cast<std::size_t>(value_);
+    if (kind_ == Kind::kTotal)
+      return static_cast<std::size_t>(value_) / num_lanes;
+    if (value_ == 0 || seq_len == 0)
+      return 0;
     const std::uint64_t n = seq_len;
     // floor(n * value / 10^9) without 128-bit products: both parts fit in 64 bits.
     const std::uint64_t kept = n / kOne * value_ + n % kOne * value_ / kOne;
@@ -67,7 +89,8 @@ class Budget {
     const auto rounded =
         static_cast<std::uint64_t>(std::llround(ratio * static_cast<double>(kOne)));
     // Only the ends themselves mean nothing and everything (rule R6).
-    if (ratio > 0.0 && rounded == 0) return 1;
+    if (ratio > 0.0 && rounded == 0)
+      return 1;
     return ratio < 1.0 && rounded == kOne ? kOne - 1 : rounded;
   }
 

@@ -1,11 +1,11 @@
 #ifndef KVEVICT_CORE_ERROR_HPP_
 #define KVEVICT_CORE_ERROR_HPP_
 
+#include "kvevict/config.hpp"
+
 #include <stdexcept>
 #include <string>
 #include <string_view>
-
-#include "kvevict/config.hpp"
 
 #if !defined(__cpp_exceptions)
 #include <exception>
@@ -37,17 +37,19 @@ namespace detail {
 template <class Number>
 [[noreturn]] void throw_invalid_field(std::string_view where, std::string_view field, Number value,
                                       std::string_view requirement) {
-  throw_invalid_argument(
-      where,
-      std::string(field).append(" = ").append(std::to_string(value)).append(" ").append(
-          requirement));
+  throw_invalid_argument(where, std::string(field)
+                                    .append(" = ")
+                                    .append(std::to_string(value))
+                                    .append(" ")
+                                    .append(requirement));
 }
 
 /// Throws unless `condition` holds.
 template <class Number>
 void require(bool condition, std::string_view where, std::string_view field, Number value,
              std::string_view requirement) {
-  if (!condition) throw_invalid_field(where, field, value, requirement);
+  if (!condition)
+    throw_invalid_field(where, field, value, requirement);
 }
 
 }  // namespace detail

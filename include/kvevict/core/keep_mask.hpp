@@ -1,16 +1,16 @@
 #ifndef KVEVICT_CORE_KEEP_MASK_HPP_
 #define KVEVICT_CORE_KEEP_MASK_HPP_
 
+#include "kvevict/config.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/core/types.hpp"
+
 #include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
-
-#include "kvevict/config.hpp"
-#include "kvevict/core/shape.hpp"
-#include "kvevict/core/types.hpp"
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -107,7 +107,8 @@ class KeepMask {
                          std::span<std::uint32_t> slots) const noexcept {
     std::size_t count = 0;
     for_each_kept_run(layer, kv_head, [&](std::size_t first, std::size_t last) {
-      for (; first < last; ++first) slots[count++] = static_cast<std::uint32_t>(first);
+      for (; first < last; ++first)
+        slots[count++] = static_cast<std::uint32_t>(first);
     });
     return count;
   }
@@ -117,7 +118,8 @@ class KeepMask {
     std::fill(map.begin(), map.end(), -1);
     std::int32_t target = 0;
     for_each_kept_run(layer, kv_head, [&](std::size_t first, std::size_t last) {
-      for (; first < last; ++first) map[first] = target++;
+      for (; first < last; ++first)
+        map[first] = target++;
     });
   }
 
@@ -139,7 +141,8 @@ class KeepMask {
     const std::size_t len = lane_len(lane);
     for (std::size_t w = slot / 64; w < bits.size(); ++w) {
       std::uint64_t word = wanted ? bits[w] : ~bits[w];
-      if (w == slot / 64) word &= ~std::uint64_t{0} << (slot % 64);
+      if (w == slot / 64)
+        word &= ~std::uint64_t{0} << (slot % 64);
       if (word != 0) {
         return std::min(len, w * 64 + static_cast<std::size_t>(std::countr_zero(word)));
       }

@@ -1,14 +1,14 @@
 #ifndef KVEVICT_CORE_LANE_HPP_
 #define KVEVICT_CORE_LANE_HPP_
 
+#include "kvevict/config.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/core/types.hpp"
+
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
-
-#include "kvevict/config.hpp"
-#include "kvevict/core/shape.hpp"
-#include "kvevict/core/types.hpp"
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -60,7 +60,8 @@ struct BasicRows {
   /// How many slots from `slot` on, at most `limit`, are slot_stride_bytes apart.
   [[nodiscard]] constexpr std::size_t run_length(std::size_t slot,
                                                  std::size_t limit) const noexcept {
-    if (page_table == nullptr) return limit;
+    if (page_table == nullptr)
+      return limit;
     const std::size_t rest = page_size - slot % page_size;
     return rest < limit ? rest : limit;
   }
@@ -91,10 +92,10 @@ concept KvCacheView = requires(const View& view, std::size_t layer, std::size_t 
 
 /// A cache whose rows `compact` may move.
 template <class View>
-concept MutableKvCacheView =
-    KvCacheView<View> && requires(const View& view, std::size_t layer, std::size_t kv_head) {
-      { view.mutable_lane(layer, kv_head) } -> std::same_as<MutableLane>;
-    };
+concept MutableKvCacheView = KvCacheView<View> &&
+    requires(const View& view, std::size_t layer, std::size_t kv_head) {
+  { view.mutable_lane(layer, kv_head) } -> std::same_as<MutableLane>;
+};
 
 /// Any view behind one pointer and two functions, so that what does not depend on the layout is
 /// compiled once. Borrows the view.

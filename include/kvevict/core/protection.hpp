@@ -1,9 +1,9 @@
 #ifndef KVEVICT_CORE_PROTECTION_HPP_
 #define KVEVICT_CORE_PROTECTION_HPP_
 
-#include <cstddef>
-
 #include "kvevict/config.hpp"
+
+#include <cstddef>
 
 KVEVICT_NAMESPACE_BEGIN
 

@@ -1,12 +1,12 @@
 #ifndef KVEVICT_CORE_REROTATION_HPP_
 #define KVEVICT_CORE_REROTATION_HPP_
 
-#include <cstddef>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/types.hpp"
+
+#include <cstddef>
 
 KVEVICT_NAMESPACE_BEGIN
 

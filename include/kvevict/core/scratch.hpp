@@ -1,12 +1,12 @@
 #ifndef KVEVICT_CORE_SCRATCH_HPP_
 #define KVEVICT_CORE_SCRATCH_HPP_
 
+#include "kvevict/config.hpp"
+
 #include <array>
 #include <cstddef>
 #include <span>
 #include <vector>
-
-#include "kvevict/config.hpp"
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -16,13 +16,12 @@ class Scratch {
   /// `size` floats of unspecified content, valid until the same buffer is asked for again.
   [[nodiscard]] std::span<float> floats(std::size_t buffer, std::size_t size) {
     auto& memory = buffers_[buffer];
-    if (memory.size() < size) memory.resize(size);
+    if (memory.size() < size)
+      memory.resize(size);
     return {memory.data(), size};
   }
   /// A buffer whose size its user sets.
-  [[nodiscard]] std::vector<float>& vector(std::size_t buffer) noexcept {
-    return buffers_[buffer];
-  }
+  [[nodiscard]] std::vector<float>& vector(std::size_t buffer) noexcept { return buffers_[buffer]; }
 
  private:
   std::array<std::vector<float>, 6> buffers_;

@@ -1,18 +1,19 @@
 #ifndef KVEVICT_CORE_SEQUENCE_HPP_
 #define KVEVICT_CORE_SEQUENCE_HPP_
 
-#include <algorithm>
-#include <cstddef>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/types.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -28,6 +29,7 @@ class Sequence {
   /// those known. Throws InvalidArgument while an earlier prompt is not complete, or for a span
   /// that is none.
   void begin(std::size_t prompt_len, std::span<const PositionSpan> pinned) {
+    check_growth("prompt_len", prompt_len);
     detail::require(pending_prompt_ == 0, owner_, "pending prompt tokens", pending_prompt_,
                     "left of the prompt before: append them or reset()");
     for (const PositionSpan& span : pinned) {
@@ -40,13 +42,18 @@ class Sequence {
     prompt_in_one_piece_ = prompt_len > 0;
     pinned_.insert(pinned_.end(), pinned.begin(), pinned.end());
   }
-  /// `count` new tokens at the end of every lane.
+  /// `count` new tokens at the end of every lane. Throws InvalidArgument for more than is left of
+  /// a prompt, and where positions end.
   void append(std::size_t count) {
+    check_growth("append", count);
+    detail::require(pending_prompt_ == 0 || count <= pending_prompt_, owner_, "append", count,
+                    "must not go beyond the prompt that was begun");
     prompt_in_one_piece_ = false;
     pending_prompt_ -= std::min(pending_prompt_, count);
     for (Lane& lane : lanes_) {
       if (lane.evicted) {
-        for (std::size_t i = 0; i < count; ++i) lane.positions.push_back(to_position(length_ + i));
+        for (std::size_t i = 0; i < count; ++i)
+          lane.positions.push_back(to_position(length_ + i));
       }
       lane.len += count;
     }
@@ -63,12 +70,14 @@ class Sequence {
       Lane& lane = lanes_[l];
       if (!lane.evicted) {
         lane.positions.resize(lane.len);
-        for (std::size_t i = 0; i < lane.len; ++i) lane.positions[i] = to_position(i);
+        for (std::size_t i = 0; i < lane.len; ++i)
+          lane.positions[i] = to_position(i);
         lane.evicted = true;
       }
       compact_slots(mask, mask_lane(mask, l), lane.positions);
       lane.len = lane.positions.size();
     }
+    step_len_ = 0;  // what the step appended may be gone: nothing is left to observe
   }
   /// Forgets every token at position `new_length` and later. Throws if that would grow it.
   void truncate(std::size_t new_length) {
@@ -76,7 +85,8 @@ class Sequence {
                     "must not exceed the number of tokens seen");
     for (std::size_t l = 0; l < lanes_.size(); ++l) {
       lanes_[l].len = slots_before(l, new_length);
-      if (lanes_[l].evicted) lanes_[l].positions.resize(lanes_[l].len);
+      if (lanes_[l].evicted)
+        lanes_[l].positions.resize(lanes_[l].len);
     }
     length_ = new_length;
     step_len_ = 0;
@@ -85,7 +95,8 @@ class Sequence {
     const Position end = to_position(new_length);
     for (auto* spans : {&prompts_, &pinned_}) {
       std::erase_if(*spans, [&](const PositionSpan& span) { return span.first >= end; });
-      for (PositionSpan& span : *spans) span.last = std::min(span.last, end);
+      for (PositionSpan& span : *spans)
+        span.last = std::min(span.last, end);
     }
   }
   void reset() {
@@ -116,7 +127,8 @@ class Sequence {
     const std::size_t implied = implied_append();
     const std::size_t length = length_ + implied;
     const auto end = static_cast<std::size_t>(prompt().last);
-    if (length > end) return 0;
+    if (length > end)
+      return 0;
     const std::size_t behind = end - length;  // window tokens that are still to come
     return behind >= window ? 0 : std::min(implied > 0 ? implied : step_len_, window - behind);
   }
@@ -140,7 +152,8 @@ class Sequence {
   }
   [[nodiscard]] std::size_t longest_lane() const noexcept {
     std::size_t longest = 0;
-    for (const Lane& lane : lanes_) longest = std::max(longest, lane.len);
+    for (const Lane& lane : lanes_)
+      longest = std::max(longest, lane.len);
     return longest;
   }
   [[nodiscard]] Position position(std::size_t lane, std::size_t slot) const noexcept {
@@ -149,13 +162,20 @@ class Sequence {
   /// Slots of `lane` whose position is below `position`; they are its first ones (rule R1).
   [[nodiscard]] std::size_t slots_before(std::size_t lane, std::size_t position) const noexcept {
     const Lane& here = lanes_[lane];
-    if (!here.evicted) return std::min(here.len, position);
-    const auto end = std::lower_bound(here.positions.begin(), here.positions.end(),
-                                      to_position(position));
+    if (!here.evicted)
+      return std::min(here.len, position);
+    const auto end =
+        std::lower_bound(here.positions.begin(), here.positions.end(), to_position(position));
     return static_cast<std::size_t>(end - here.positions.begin());
   }
 
  private:
+  void check_growth(std::string_view field, std::size_t count) const {
+    detail::require(count <= kMaxLength - length_, owner_, field, count,
+                    "would exceed the largest position");
+  }
+  static constexpr std::size_t kMaxLength =
+      static_cast<std::size_t>(std::numeric_limits<Position>::max());
   struct Lane {
     std::vector<Position> positions;  // of each slot; only once something was evicted
     std::size_t len = 0;

@@ -1,12 +1,12 @@
 #ifndef KVEVICT_CORE_SHAPE_HPP_
 #define KVEVICT_CORE_SHAPE_HPP_
 
-#include <cstddef>
-#include <string_view>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/types.hpp"
+
+#include <cstddef>
+#include <string_view>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -26,17 +26,20 @@ struct CacheShape {
   }
   /// Rows of decisions that `scope` has in this cache.
   [[nodiscard]] constexpr std::size_t num_lanes(MaskScope scope) const noexcept {
-    if (scope == MaskScope::kModel) return 1;
+    if (scope == MaskScope::kModel)
+      return 1;
     return scope == MaskScope::kLayer ? num_layers : num_layers * num_kv_heads;
   }
   /// The row of decisions that (layer, kv_head) follows.
   [[nodiscard]] constexpr std::size_t lane_of(MaskScope scope, std::size_t layer,
                                               std::size_t kv_head) const noexcept {
-    if (scope == MaskScope::kModel) return 0;
+    if (scope == MaskScope::kModel)
+      return 0;
     return scope == MaskScope::kLayer ? layer : layer * num_kv_heads + kv_head;
   }
   /// The first layer and KV head that follow `lane`, the inverse of lane_of.
-  [[nodiscard]] constexpr std::size_t first_layer(MaskScope scope, std::size_t lane) const noexcept {
+  [[nodiscard]] constexpr std::size_t first_layer(MaskScope scope,
+                                                  std::size_t lane) const noexcept {
     return scope == MaskScope::kHead ? lane / num_kv_heads : lane;
   }
   [[nodiscard]] constexpr std::size_t first_head(MaskScope scope, std::size_t lane) const noexcept {

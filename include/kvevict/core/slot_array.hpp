@@ -1,15 +1,15 @@
 #ifndef KVEVICT_CORE_SLOT_ARRAY_HPP_
 #define KVEVICT_CORE_SLOT_ARRAY_HPP_
 
-#include <algorithm>
-#include <cstddef>
-#include <span>
-#include <vector>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -39,29 +39,32 @@ class SlotArray {
 
   /// `count` new slots at the end of every array, holding `value`.
   void append(std::size_t count, float value = 0.0F) {
-    for (auto& array : arrays_) array.insert(array.end(), count, value);
+    for (auto& array : arrays_)
+      array.insert(array.end(), count, value);
   }
   void fill(float value) noexcept {
-    for (auto& array : arrays_) std::fill(array.begin(), array.end(), value);
+    for (auto& array : arrays_)
+      std::fill(array.begin(), array.end(), value);
   }
   void apply(const KeepMask& mask) {
     for (std::size_t a = 0; a < arrays_.size(); ++a) {
       const std::size_t lane = a / arrays_per_lane_;
-      compact_slots(
-          mask, mask.lane_of(shape_.first_layer(scope_, lane), shape_.first_head(scope_, lane)),
-          arrays_[a]);
+      compact_slots(mask,
+                    mask.lane_of(shape_.first_layer(scope_, lane), shape_.first_head(scope_, lane)),
+                    arrays_[a]);
     }
   }
   /// Cuts every array to the slots that `sequence`, already truncated, still has.
   void truncate(const Sequence& sequence) {
     for (std::size_t a = 0; a < arrays_.size(); ++a) {
       const std::size_t lane = a / arrays_per_lane_;
-      arrays_[a].resize(sequence.seq_len(shape_.first_layer(scope_, lane),
-                                         shape_.first_head(scope_, lane)));
+      arrays_[a].resize(
+          sequence.seq_len(shape_.first_layer(scope_, lane), shape_.first_head(scope_, lane)));
     }
   }
   void reset() noexcept {
-    for (auto& array : arrays_) array.clear();
+    for (auto& array : arrays_)
+      array.clear();
   }
 
  private:

@@ -1,11 +1,11 @@
 #ifndef KVEVICT_CORE_STEP_INPUTS_HPP_
 #define KVEVICT_CORE_STEP_INPUTS_HPP_
 
-#include <cstddef>
-#include <span>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/types.hpp"
+
+#include <cstddef>
+#include <span>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -42,11 +42,11 @@ struct QueryRows {
   const float* data = nullptr;
   std::size_t num_q_heads = 0;
   std::size_t num_rows = 0;
-  std::ptrdiff_t head_stride = 0;          ///< in floats
-  std::ptrdiff_t row_stride = 0;           ///< in floats
-  float scale = 0.0F;                      ///< 0 means 1 / sqrt(head_dim)
-  float soft_cap = 0.0F;                   ///< logit cap * tanh(logit / cap); 0 means none
-  std::span<const float> sink_logits = {}; ///< [num_q_heads], added to the denominator only
+  std::ptrdiff_t head_stride = 0;           ///< in floats
+  std::ptrdiff_t row_stride = 0;            ///< in floats
+  float scale = 0.0F;                       ///< 0 means 1 / sqrt(head_dim)
+  float soft_cap = 0.0F;                    ///< logit cap * tanh(logit / cap); 0 means none
+  std::span<const float> sink_logits = {};  ///< [num_q_heads], added to the denominator only
 };
 
 /// Residual stream of the newest `num_rows` tokens after one block: [num_rows, hidden_size].

@@ -1,11 +1,11 @@
 #ifndef KVEVICT_CORE_TYPES_HPP_
 #define KVEVICT_CORE_TYPES_HPP_
 
-#include <cstddef>
-#include <cstdint>
-
 #include "kvevict/config.hpp"
 #include "kvevict/element_type.hpp"
+
+#include <cstddef>
+#include <cstdint>
 
 KVEVICT_NAMESPACE_BEGIN
 

@@ -181,9 +181,9 @@ KVEVICT_AVX2 inline void projected_norms_as(const float* factor, const RowBlock&
       // Rows behind the last one repeat it; their results are not stored.
       widen_as<kType>(scalar::row_of(rows, first + std::min(r, num_rows - 1)), rows.dim, values[r]);
     }
-    __m256 squares_f32x8[kRows];
-    for (auto& squares : squares_f32x8)
-      squares = _mm256_setzero_ps();
+    __m256d squares_f64x4[kRows];
+    for (auto& squares : squares_f64x4)
+      squares = _mm256_setzero_pd();
     for (std::size_t j = 0; j < rows.dim; j += kLanes) {
       __m256 sum_f32x8[kRows];
       for (auto& sum : sum_f32x8)
@@ -195,11 +195,13 @@ KVEVICT_AVX2 inline void projected_norms_as(const float* factor, const RowBlock&
         }
       }
       for (std::size_t r = 0; r < kRows; ++r) {
-        squares_f32x8[r] = _mm256_fmadd_ps(sum_f32x8[r], sum_f32x8[r], squares_f32x8[r]);
+        const __m256d low = low_half(sum_f32x8[r]);
+        const __m256d high = high_half(sum_f32x8[r]);
+        squares_f64x4[r] = _mm256_fmadd_pd(low, low, _mm256_fmadd_pd(high, high, squares_f64x4[r]));
       }
     }
     for (std::size_t r = 0; r < num_rows; ++r)
-      out[first + r] = std::sqrt(reduce(squares_f32x8[r]));
+      out[first + r] = static_cast<float>(std::sqrt(reduce(squares_f64x4[r])));
   }
 }
 
@@ -363,7 +365,8 @@ KVEVICT_AVX2 inline std::size_t add(float factor, const float* x, std::size_t n,
   std::size_t skipped = 0;
   std::size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    const __m256 sample = _mm256_mul_ps(factor_f32x8, _mm256_loadu_ps(x + i));
+    __m256 sample = _mm256_mul_ps(factor_f32x8, _mm256_loadu_ps(x + i));
+    KVEVICT_ROUND(sample);
     skipped += store_finite(sample, _mm256_add_ps(_mm256_loadu_ps(y + i), sample), y + i);
   }
   return skipped + scalar::add(factor, x + i, n - i, y + i);
@@ -376,7 +379,8 @@ KVEVICT_AVX2 inline std::size_t add_squared(float factor, const float* x, std::s
   std::size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     const __m256 scaled = _mm256_mul_ps(factor_f32x8, _mm256_loadu_ps(x + i));
-    const __m256 sample = _mm256_mul_ps(scaled, scaled);
+    __m256 sample = _mm256_mul_ps(scaled, scaled);
+    KVEVICT_ROUND(sample);
     skipped += store_finite(sample, _mm256_add_ps(_mm256_loadu_ps(y + i), sample), y + i);
   }
   return skipped + scalar::add_squared(factor, x + i, n - i, y + i);
@@ -388,8 +392,9 @@ KVEVICT_AVX2 inline std::size_t add_product(float factor, const float* a, const 
   std::size_t skipped = 0;
   std::size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    const __m256 sample =
+    __m256 sample =
         _mm256_mul_ps(_mm256_mul_ps(factor_f32x8, _mm256_loadu_ps(a + i)), _mm256_loadu_ps(b + i));
+    KVEVICT_ROUND(sample);
     skipped += store_finite(sample, _mm256_add_ps(_mm256_loadu_ps(y + i), sample), y + i);
   }
   return skipped + scalar::add_product(factor, a + i, b + i, n - i, y + i);
@@ -401,7 +406,8 @@ KVEVICT_AVX2 inline std::size_t take_max(float factor, const float* x, std::size
   std::size_t skipped = 0;
   std::size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    const __m256 sample = _mm256_mul_ps(factor_f32x8, _mm256_loadu_ps(x + i));
+    __m256 sample = _mm256_mul_ps(factor_f32x8, _mm256_loadu_ps(x + i));
+    KVEVICT_ROUND(sample);
     skipped += store_finite(sample, _mm256_max_ps(sample, _mm256_loadu_ps(y + i)), y + i);
   }
   return skipped + scalar::take_max(factor, x + i, n - i, y + i);
@@ -416,8 +422,11 @@ KVEVICT_AVX2 inline std::size_t ema(float decay, const float* sample, std::size_
   std::size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     const __m256 sample_f32x8 = _mm256_loadu_ps(sample + i);
-    const __m256 next = _mm256_add_ps(_mm256_mul_ps(decay_f32x8, _mm256_loadu_ps(state + i)),
-                                      _mm256_mul_ps(rest_f32x8, sample_f32x8));
+    __m256 old_part = _mm256_mul_ps(decay_f32x8, _mm256_loadu_ps(state + i));
+    __m256 new_part = _mm256_mul_ps(rest_f32x8, sample_f32x8);
+    KVEVICT_ROUND(old_part);
+    KVEVICT_ROUND(new_part);
+    const __m256 next = _mm256_add_ps(old_part, new_part);
     const __m256 tiny =
         _mm256_cmp_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0F), next), smallest_f32x8, _CMP_LT_OQ);
     skipped += store_finite(sample_f32x8, _mm256_andnot_ps(tiny, next), state + i);

@@ -181,9 +181,9 @@ KVEVICT_AVX512 inline void projected_norms_as(const float* factor, const RowBloc
       // Rows behind the last one repeat it; their results are not stored.
       widen_as<kType>(scalar::row_of(rows, first + std::min(r, num_rows - 1)), rows.dim, values[r]);
     }
-    __m512 squares_f32x16[kRows];
-    for (auto& squares : squares_f32x16)
-      squares = _mm512_setzero_ps();
+    __m512d squares_f64x8[kRows];
+    for (auto& squares : squares_f64x8)
+      squares = _mm512_setzero_pd();
     for (std::size_t j = 0; j < rows.dim; j += kLanes) {
       const __mmask16 mask = first_lanes(rows.dim - j);
       __m512 sum_f32x16[kRows];
@@ -197,11 +197,13 @@ KVEVICT_AVX512 inline void projected_norms_as(const float* factor, const RowBloc
         }
       }
       for (std::size_t r = 0; r < kRows; ++r) {
-        squares_f32x16[r] = _mm512_fmadd_ps(sum_f32x16[r], sum_f32x16[r], squares_f32x16[r]);
+        const __m512d low = low_half(sum_f32x16[r]);
+        const __m512d high = high_half(sum_f32x16[r]);
+        squares_f64x8[r] = _mm512_fmadd_pd(low, low, _mm512_fmadd_pd(high, high, squares_f64x8[r]));
       }
     }
     for (std::size_t r = 0; r < num_rows; ++r) {
-      out[first + r] = std::sqrt(reduce(squares_f32x16[r]));
+      out[first + r] = static_cast<float>(std::sqrt(reduce(squares_f64x8[r])));
     }
   }
 }
@@ -367,7 +369,8 @@ KVEVICT_AVX512 inline std::size_t add(float factor, const float* x, std::size_t 
   std::size_t skipped = 0;
   for (std::size_t i = 0; i < n; i += kLanes) {
     const __mmask16 mask = first_lanes(n - i);
-    const __m512 sample = _mm512_mul_ps(factor_f32x16, _mm512_maskz_loadu_ps(mask, x + i));
+    __m512 sample = _mm512_mul_ps(factor_f32x16, _mm512_maskz_loadu_ps(mask, x + i));
+    KVEVICT_ROUND_ZMM(sample);
     const __m512 y_f32x16 = _mm512_maskz_loadu_ps(mask, y + i);
     skipped += store_finite(mask, sample, _mm512_add_ps(y_f32x16, sample), y + i);
   }
@@ -381,7 +384,8 @@ KVEVICT_AVX512 inline std::size_t add_squared(float factor, const float* x, std:
   for (std::size_t i = 0; i < n; i += kLanes) {
     const __mmask16 mask = first_lanes(n - i);
     const __m512 scaled = _mm512_mul_ps(factor_f32x16, _mm512_maskz_loadu_ps(mask, x + i));
-    const __m512 sample = _mm512_mul_ps(scaled, scaled);
+    __m512 sample = _mm512_mul_ps(scaled, scaled);
+    KVEVICT_ROUND_ZMM(sample);
     const __m512 y_f32x16 = _mm512_maskz_loadu_ps(mask, y + i);
     skipped += store_finite(mask, sample, _mm512_add_ps(y_f32x16, sample), y + i);
   }
@@ -394,9 +398,9 @@ KVEVICT_AVX512 inline std::size_t add_product(float factor, const float* a, cons
   std::size_t skipped = 0;
   for (std::size_t i = 0; i < n; i += kLanes) {
     const __mmask16 mask = first_lanes(n - i);
-    const __m512 sample =
-        _mm512_mul_ps(_mm512_mul_ps(factor_f32x16, _mm512_maskz_loadu_ps(mask, a + i)),
-                      _mm512_maskz_loadu_ps(mask, b + i));
+    __m512 sample = _mm512_mul_ps(_mm512_mul_ps(factor_f32x16, _mm512_maskz_loadu_ps(mask, a + i)),
+                                  _mm512_maskz_loadu_ps(mask, b + i));
+    KVEVICT_ROUND_ZMM(sample);
     const __m512 y_f32x16 = _mm512_maskz_loadu_ps(mask, y + i);
     skipped += store_finite(mask, sample, _mm512_add_ps(y_f32x16, sample), y + i);
   }
@@ -409,7 +413,8 @@ KVEVICT_AVX512 inline std::size_t take_max(float factor, const float* x, std::si
   std::size_t skipped = 0;
   for (std::size_t i = 0; i < n; i += kLanes) {
     const __mmask16 mask = first_lanes(n - i);
-    const __m512 sample = _mm512_mul_ps(factor_f32x16, _mm512_maskz_loadu_ps(mask, x + i));
+    __m512 sample = _mm512_mul_ps(factor_f32x16, _mm512_maskz_loadu_ps(mask, x + i));
+    KVEVICT_ROUND_ZMM(sample);
     const __m512 y_f32x16 = _mm512_maskz_loadu_ps(mask, y + i);
     skipped += store_finite(mask, sample, _mm512_maskz_max_ps(kAll16, sample, y_f32x16), y + i);
   }
@@ -426,8 +431,11 @@ KVEVICT_AVX512 inline std::size_t ema(float decay, const float* sample, std::siz
     const __mmask16 mask = first_lanes(n - i);
     const __m512 sample_f32x16 = _mm512_maskz_loadu_ps(mask, sample + i);
     const __m512 state_f32x16 = _mm512_maskz_loadu_ps(mask, state + i);
-    const __m512 next = _mm512_add_ps(_mm512_mul_ps(decay_f32x16, state_f32x16),
-                                      _mm512_mul_ps(rest_f32x16, sample_f32x16));
+    __m512 old_part = _mm512_mul_ps(decay_f32x16, state_f32x16);
+    __m512 new_part = _mm512_mul_ps(rest_f32x16, sample_f32x16);
+    KVEVICT_ROUND_ZMM(old_part);
+    KVEVICT_ROUND_ZMM(new_part);
+    const __m512 next = _mm512_add_ps(old_part, new_part);
     const __mmask16 tiny = _mm512_cmp_ps_mask(_mm512_abs_ps(next), smallest_f32x16, _CMP_LT_OQ);
     skipped += store_finite(mask, sample_f32x16,
                             _mm512_mask_mov_ps(next, tiny, _mm512_setzero_ps()), state + i);

@@ -165,23 +165,25 @@ inline void projected_norms(const float* factor, RowBlock rows, float* out) noex
   float value[kMaxDim];
   for (std::size_t i = 0; i < rows.num_rows; ++i) {
     widen(scalar::row_of(rows, i), rows.type, rows.dim, value);
-    float squares = 0.0F;
+    double squares = 0.0;
     std::size_t j = 0;
-    float32x4_t squares_f32x4 = vdupq_n_f32(0.0F);
+    float64x2_t squares_f64x2 = vdupq_n_f64(0.0);
     for (; j + kLanes <= rows.dim; j += kLanes) {
       float32x4_t sum_f32x4 = vdupq_n_f32(0.0F);
       for (std::size_t c = j; c < rows.dim; ++c) {
         sum_f32x4 = vfmaq_n_f32(sum_f32x4, vld1q_f32(factor + c * rows.dim + j), value[c]);
       }
-      squares_f32x4 = vfmaq_f32(squares_f32x4, sum_f32x4, sum_f32x4);
+      const float64x2_t low = vcvt_f64_f32(vget_low_f32(sum_f32x4));
+      const float64x2_t high = vcvt_high_f64_f32(sum_f32x4);
+      squares_f64x2 = vfmaq_f64(vfmaq_f64(squares_f64x2, low, low), high, high);
     }
     for (; j < rows.dim; ++j) {
       float sum = 0.0F;
       for (std::size_t c = j; c < rows.dim; ++c)
         sum += factor[c * rows.dim + j] * value[c];
-      squares += sum * sum;
+      squares += static_cast<double>(sum) * static_cast<double>(sum);
     }
-    out[i] = std::sqrt(squares + vaddvq_f32(squares_f32x4));
+    out[i] = static_cast<float>(std::sqrt(squares + vaddvq_f64(squares_f64x2)));
   }
 }
 
@@ -277,7 +279,8 @@ inline std::size_t add(float factor, const float* x, std::size_t n, float* y) no
   std::size_t skipped = 0;
   std::size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    const float32x4_t sample = vmulq_n_f32(vld1q_f32(x + i), factor);
+    float32x4_t sample = vmulq_n_f32(vld1q_f32(x + i), factor);
+    KVEVICT_ROUND(sample);
     skipped += store_finite(sample, vaddq_f32(vld1q_f32(y + i), sample), y + i);
   }
   return skipped + scalar::add(factor, x + i, n - i, y + i);
@@ -288,7 +291,8 @@ inline std::size_t add_squared(float factor, const float* x, std::size_t n, floa
   std::size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     const float32x4_t scaled = vmulq_n_f32(vld1q_f32(x + i), factor);
-    const float32x4_t sample = vmulq_f32(scaled, scaled);
+    float32x4_t sample = vmulq_f32(scaled, scaled);
+    KVEVICT_ROUND(sample);
     skipped += store_finite(sample, vaddq_f32(vld1q_f32(y + i), sample), y + i);
   }
   return skipped + scalar::add_squared(factor, x + i, n - i, y + i);
@@ -299,7 +303,8 @@ inline std::size_t add_product(float factor, const float* a, const float* b, std
   std::size_t skipped = 0;
   std::size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    const float32x4_t sample = vmulq_f32(vmulq_n_f32(vld1q_f32(a + i), factor), vld1q_f32(b + i));
+    float32x4_t sample = vmulq_f32(vmulq_n_f32(vld1q_f32(a + i), factor), vld1q_f32(b + i));
+    KVEVICT_ROUND(sample);
     skipped += store_finite(sample, vaddq_f32(vld1q_f32(y + i), sample), y + i);
   }
   return skipped + scalar::add_product(factor, a + i, b + i, n - i, y + i);
@@ -309,7 +314,8 @@ inline std::size_t take_max(float factor, const float* x, std::size_t n, float* 
   std::size_t skipped = 0;
   std::size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    const float32x4_t sample = vmulq_n_f32(vld1q_f32(x + i), factor);
+    float32x4_t sample = vmulq_n_f32(vld1q_f32(x + i), factor);
+    KVEVICT_ROUND(sample);
     skipped += store_finite(sample, vmaxq_f32(vld1q_f32(y + i), sample), y + i);
   }
   return skipped + scalar::take_max(factor, x + i, n - i, y + i);
@@ -320,8 +326,11 @@ inline std::size_t ema(float decay, const float* sample, std::size_t n, float* s
   std::size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     const float32x4_t sample_f32x4 = vld1q_f32(sample + i);
-    const float32x4_t next = vaddq_f32(vmulq_n_f32(vld1q_f32(state + i), decay),
-                                       vmulq_n_f32(sample_f32x4, 1.0F - decay));
+    float32x4_t old_part = vmulq_n_f32(vld1q_f32(state + i), decay);
+    float32x4_t new_part = vmulq_n_f32(sample_f32x4, 1.0F - decay);
+    KVEVICT_ROUND(old_part);
+    KVEVICT_ROUND(new_part);
+    const float32x4_t next = vaddq_f32(old_part, new_part);
     const uint32x4_t tiny =
         vcltq_f32(vabsq_f32(next), vdupq_n_f32(std::numeric_limits<float>::min()));
     skipped += store_finite(sample_f32x4, vbslq_f32(tiny, vdupq_n_f32(0.0F), next), state + i);

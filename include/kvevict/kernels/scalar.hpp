@@ -161,7 +161,8 @@ inline double exp_shifted(float shift, std::size_t n, float* x) noexcept {
 inline std::size_t add(float factor, const float* x, std::size_t n, float* y) noexcept {
   std::size_t skipped = 0;
   for (std::size_t i = 0; i < n; ++i) {
-    const float sample = factor * x[i];
+    float sample = factor * x[i];
+    KVEVICT_ROUND(sample);
     if (std::isfinite(sample)) {
       y[i] += sample;
     } else {
@@ -174,7 +175,9 @@ inline std::size_t add(float factor, const float* x, std::size_t n, float* y) no
 inline std::size_t add_squared(float factor, const float* x, std::size_t n, float* y) noexcept {
   std::size_t skipped = 0;
   for (std::size_t i = 0; i < n; ++i) {
-    const float sample = factor * x[i] * (factor * x[i]);
+    const float scaled = factor * x[i];
+    float sample = scaled * scaled;
+    KVEVICT_ROUND(sample);
     if (std::isfinite(sample)) {
       y[i] += sample;
     } else {
@@ -188,7 +191,8 @@ inline std::size_t add_product(float factor, const float* a, const float* b, std
                                float* y) noexcept {
   std::size_t skipped = 0;
   for (std::size_t i = 0; i < n; ++i) {
-    const float sample = factor * a[i] * b[i];
+    float sample = factor * a[i] * b[i];
+    KVEVICT_ROUND(sample);
     if (std::isfinite(sample)) {
       y[i] += sample;
     } else {
@@ -218,7 +222,11 @@ inline std::size_t ema(float decay, const float* sample, std::size_t n, float* s
       ++skipped;
       continue;
     }
-    const float next = decay * state[i] + (1.0F - decay) * sample[i];
+    float old_part = decay * state[i];
+    float new_part = (1.0F - decay) * sample[i];
+    KVEVICT_ROUND(old_part);
+    KVEVICT_ROUND(new_part);
+    const float next = old_part + new_part;
     state[i] = std::abs(next) < std::numeric_limits<float>::min() ? 0.0F : next;
   }
   return skipped;

@@ -1,16 +1,16 @@
 #ifndef KVEVICT_POLICIES_CONTROLS_HPP_
 #define KVEVICT_POLICIES_CONTROLS_HPP_
 
+#include "kvevict/config.hpp"
+#include "kvevict/core/budget.hpp"
+#include "kvevict/policies/policy.hpp"
+
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <span>
 #include <string_view>
 #include <tuple>
-
-#include "kvevict/config.hpp"
-#include "kvevict/core/budget.hpp"
-#include "kvevict/policies/policy.hpp"
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -43,8 +43,8 @@ class FullKVMethod {
 struct RandomEvictionOptions {
   Budget budget = 1024;  ///< tokens per KV head, protected ones included
   std::uint64_t seed = 0;
-  Protection protection = {};   ///< equal protection is what makes the control fair
-  bool shared = false;          ///< one draw for all layers and heads instead of one for each
+  Protection protection = {};        ///< equal protection is what makes the control fair
+  bool shared = false;               ///< one draw for all layers and heads instead of one for each
   bool only_at_prefill_end = false;  ///< cut each prompt once and keep what is decoded
 };
 

@@ -83,7 +83,8 @@ class EpiKVMethod {
       : budget_(detail::epikv_budget(kName, options.budget, shape)),
         recency_(detail::epikv_recency(options.recent_window, budget_)),
         hidden_(shape, bands(options, shape), Variant::kStatistic,
-                detail::epikv_window(kName, options.window), options.max_rollback) {}
+                detail::epikv_window(kName, options.window, options.max_rollback),
+                options.max_rollback) {}
 
   [[nodiscard]] MaskScope scope() const noexcept { return MaskScope::kModel; }
   [[nodiscard]] Trigger trigger() const noexcept { return Trigger::kDecodeSteps; }

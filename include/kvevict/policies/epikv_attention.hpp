@@ -50,7 +50,8 @@ class EpiKVAttentionMethod {
         hidden_(shape,
                 {{detail::epikv_layers(kName, "layers", options.layers, kEpiKVLayerA, kEpiKVLayerA,
                                        shape.num_layers)}},
-                BandStatistic::kZScore, detail::epikv_window(kName, options.window),
+                BandStatistic::kZScore,
+                detail::epikv_window(kName, options.window, options.max_rollback),
                 options.max_rollback),
         attention_(shape, MaskScope::kModel) {
     options_.recent_window = detail::epikv_recency(

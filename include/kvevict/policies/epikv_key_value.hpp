@@ -51,7 +51,8 @@ class EpiKVKeyValueMethod {
   EpiKVKeyValueMethod(const Options& options, const CacheShape& shape)
       : budget_(detail::epikv_budget(kName, options.budget, shape)),
         recency_(detail::epikv_recency(options.recent_window, budget_)),
-        window_(detail::epikv_window(kName, options.window), options.max_rollback),
+        window_(detail::epikv_window(kName, options.window, options.max_rollback),
+                options.max_rollback),
         scores_(shape) {}
 
   [[nodiscard]] MaskScope scope() const noexcept { return MaskScope::kModel; }

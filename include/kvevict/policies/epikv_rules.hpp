@@ -67,9 +67,12 @@ namespace detail {
   return given;
 }
 
-/// `window` of the rolling statistics, checked.
-[[nodiscard]] inline std::size_t epikv_window(std::string_view where, std::size_t window) {
-  require(window > 0, where, "window", window, "must be > 0");
+/// `window` of the rolling statistics, checked together with what is kept for rollbacks.
+[[nodiscard]] inline std::size_t epikv_window(std::string_view where, std::size_t window,
+                                              std::size_t max_rollback) {
+  constexpr std::size_t kMost = std::size_t{1} << 24U;
+  require(window > 0 && window <= kMost, where, "window", window, "must be in [1, 2^24]");
+  require(max_rollback <= kMost, where, "max_rollback", max_rollback, "must be at most 2^24");
   return window;
 }
 

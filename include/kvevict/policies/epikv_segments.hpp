@@ -130,7 +130,8 @@ class EpiKVSegmentsMethod {
                  {detail::epikv_layers(kName, "layers_b", options.layers_b, kEpiKVLayerB,
                                        kEpiKVLayerB, shape.num_layers),
                   -1.0}},
-                BandStatistic::kZScore, detail::epikv_window(kName, options.window),
+                BandStatistic::kZScore,
+                detail::epikv_window(kName, options.window, options.max_rollback),
                 options.max_rollback),
         importance_(shape) {
     detail::require(options.segment_len > 0, kName, "segment_len", options.segment_len,

@@ -101,12 +101,17 @@ class H2OMethod {
   // Heads that share a set are brought together here, not as rows come: a sum in the order of
   // arrival would depend on the chunks of a prompt.
   void score(const ScoreInput& input, std::size_t lane, std::span<float> out) const noexcept {
-    const float share = 1.0F / static_cast<float>(heads_per_lane());
-    std::fill(out.begin(), out.end(), 0.0F);
-    for (std::size_t head = first_head_of(lane); head < first_head_of(lane + 1); ++head) {
+    for (std::size_t i = 0; i < heads_per_lane(); ++i) {
+      const std::size_t head = lane * heads_per_lane() + i;
       const auto sums = sums_.of(head / shape_.num_kv_heads, head % shape_.num_kv_heads);
-      input.kernel.add(share, sums.data(), sums.size(), out.data());
+      if (i == 0) {
+        std::copy(sums.begin(), sums.end(), out.begin());
+      } else {
+        input.kernel.add(1.0F, sums.data(), sums.size(), out.data());
+      }
     }
+    if (heads_per_lane() > 1)
+      input.kernel.scale(1.0F / static_cast<float>(heads_per_lane()), out.size(), out.data());
     if (!options_.lifetime_mean)
       return;
     const std::span<const float> counts = counts_.at(lane);
@@ -130,9 +135,6 @@ class H2OMethod {
   // KV heads, counted through the model, whose lanes are one lane of this scope.
   [[nodiscard]] std::size_t heads_per_lane() const noexcept {
     return shape_.num_lanes(MaskScope::kHead) / shape_.num_lanes(options_.scope);
-  }
-  [[nodiscard]] std::size_t first_head_of(std::size_t lane) const noexcept {
-    return lane * heads_per_lane();
   }
 
   Options options_;

@@ -70,6 +70,9 @@ struct InertiaKVValueNormAttention {
 /// if fed singly without an eviction between. A further prompt keeps B; its tokens enter at the
 /// mean, and the count of steps starts over behind it. Padding, which attention does not reach,
 /// counts in that mean until the first cut removes it.
+///
+/// State: one float per cached token; during a step another one per eligible layer, for value norms
+/// one per eligible layer and KV head, and the norms themselves.
 template <class Variant>
 class InertiaKVMethod {
  public:

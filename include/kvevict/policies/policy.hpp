@@ -25,6 +25,8 @@
 #include <span>
 #include <string_view>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -93,9 +95,12 @@ class Policy {
   }
 
   /// Announces a prompt of `prompt_len` tokens, the first or a further one of the sequence.
-  /// `pinned` positions always stay. A prompt that is fed in one piece needs no append.
+  /// `pinned` positions always stay, even where they alone exceed the budget: nothing else does
+  /// then (counted in budget_not_reached). A prompt that is fed in one piece needs no append.
   void begin(std::size_t prompt_len, std::span<const PositionSpan> pinned = {}) {
+    close_step();
     sequence_.begin(prompt_len, pinned);
+    prompt_open_ = true;
     prefill_ended_ = false;
     if constexpr (requires { method_.begin(sequence_); })
       method_.begin(sequence_);
@@ -104,9 +109,12 @@ class Policy {
   /// `count` tokens were written to the end of every lane: a chunk of a prompt, a decode step, or
   /// several drafted tokens. Comes before the observe calls of the same step.
   void append(std::size_t count) {
+    close_step();
     sequence_.append(count);
     each_state([&](auto& state) { state.append(count); });
     ++counters_.steps;
+    observed_.assign(shape_.num_layers, 0);
+    step_open_ = true;
   }
 
   /// How many of the newest tokens' attention rows this step needs of `layer`; 0: none.
@@ -135,11 +143,12 @@ class Policy {
     check_layer(layer);
     append_implied();
     const std::size_t wanted = wanted_attention_rows(layer);
-    if (wanted == 0)
+    if (wanted == 0 || observed_[layer] != 0)
       return;
-    check_rows(rows.num_q_heads, rows.num_rows, wanted);
-    detail::require(static_cast<std::size_t>(rows.row_stride) >= longest_lane(layer), kName,
-                    "AttentionRows.row_stride", rows.row_stride, "must cover the longest lane");
+    check_rows(rows.data, rows.num_q_heads, rows.num_rows, rows.head_stride, wanted);
+    detail::require(std::cmp_greater_equal(rows.row_stride, longest_lane(layer)) || wanted == 1,
+                    kName, "AttentionRows.row_stride", rows.row_stride,
+                    "must cover the longest lane");
     for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
       visit_given_rows(rows, shape_, layer, head, sequence_.seq_len(layer, head),
                        sequence_.length(), wanted,
@@ -155,9 +164,15 @@ class Policy {
     check_layer(layer);
     append_implied();
     const std::size_t wanted = wanted_attention_rows(layer);
-    if (wanted == 0)
+    if (wanted == 0 || observed_[layer] != 0)
       return;
-    check_rows(queries.num_q_heads, queries.num_rows, wanted);
+    check_rows(queries.data, queries.num_q_heads, queries.num_rows, queries.head_stride, wanted);
+    detail::require(
+        std::cmp_greater_equal(queries.row_stride, shape_.head_dim) || queries.num_rows == 1, kName,
+        "QueryRows.row_stride", queries.row_stride, "must cover head_dim");
+    detail::require(queries.sink_logits.empty() || queries.sink_logits.size() == shape_.num_q_heads,
+                    kName, "QueryRows.sink_logits.size()", queries.sink_logits.size(),
+                    "must be 0 or num_q_heads");
     for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
       const Lane lane = view.lane(layer, head);
       check_lane(lane, layer, head, Inputs::kKeys);
@@ -175,6 +190,9 @@ class Policy {
   {
     check_layer(layer);
     append_implied();
+    if (step_len() == 0)
+      return;
+    detail::require(rows.data != nullptr, kName, "HiddenRows.data", 0, "must not be null");
     counters_.non_finite += method_.observe_hidden(layer, rows, sequence_, *kernel_);
   }
 
@@ -184,6 +202,8 @@ class Policy {
   void observe_cache(const View& view) {
     if constexpr (requires(const ScoreInput& input) { method_.observe_cache(input); }) {
       append_implied();
+      if (step_len() == 0)
+        return;
       const ViewRef ref = as_view_ref(view);
       check_view(ref);
       counters_.non_finite += method_.observe_cache(ScoreInput{ref, sequence_, *kernel_, scratch_});
@@ -196,12 +216,15 @@ class Policy {
     };
   }
 
-  /// The prompt is complete and attended.
+  /// The prompt is complete and attended. Throws InvalidArgument if none was begun since the last.
   template <KvCacheView View>
   void end_prefill(const View& view) {
+    detail::require(prompt_open_, kName, "begin calls", 0, "before end_prefill; 1 is needed");
     if (sequence_.pending_prompt() > 0)
       append(sequence_.pending_prompt());
     check_view(as_view_ref(view));
+    close_step();
+    prompt_open_ = false;
     prefill_ended_ = true;
   }
 
@@ -237,8 +260,9 @@ class Policy {
     return selection_.mask();
   }
 
-  /// The mask was executed: the one place where slots are renumbered. A mask that covers several
-  /// lanes of this policy (a projected one) is accepted. Throws if its lengths do not fit.
+  /// The mask was executed: the one place where slots are renumbered. A mask that speaks for
+  /// several lanes of this policy is accepted. Throws if its lengths do not fit. What was marked as
+  /// not valid is gone with it: the view's next validity mask is about the slots that are left.
   void apply(const KeepMask& mask) {
     detail::require(mask.num_layers() == shape_.num_layers &&
                         mask.num_kv_heads() == shape_.num_kv_heads &&
@@ -250,21 +274,27 @@ class Policy {
       detail::require(len == sequence_.seq_len(lane), kName, "KeepMask.seq_len", len,
                       "must be the number of slots that the policy knows");
     }
+    close_step();
+    // A mask that select did not make, or not last, has no report.
+    const PoolSelection::Report report =
+        mask == selection_.mask() ? selection_.report() : PoolSelection::Report{};
+    counters_.evicted += mask.total_evicted();
+    counters_.kept = mask.total_count();
+    counters_.protected_entries = report.protected_entries;
+    counters_.non_finite += report.non_finite;
+    counters_.budget_not_reached += report.budget_not_reached ? 1 : 0;
+    ++counters_.firings;
     sequence_.apply(mask);
     each_state([&](auto& state) { state.apply(mask); });
     prefill_ended_ = false;
-    ++counters_.firings;
-    counters_.evicted += mask.total_evicted();
-    counters_.kept = mask.total_count();
-    counters_.protected_entries = selection_.report().protected_entries;
-    counters_.non_finite += selection_.report().non_finite;
-    counters_.budget_not_reached += selection_.report().budget_not_reached ? 1 : 0;
   }
 
   /// Forgets every token at position `new_length` and later (speculative decoding, an edit); what
   /// accumulated scores took from them stays. Throws if `new_length` exceeds length().
   void truncate(std::size_t new_length) {
+    close_step();
     sequence_.truncate(new_length);
+    prompt_open_ = prompt_open_ && new_length > 0;
     each_state([&](auto& state) { state.truncate(sequence_); });
   }
   /// Back to the state after construction, memory kept: the next request.
@@ -272,6 +302,8 @@ class Policy {
     sequence_.reset();
     each_state([](auto& state) { state.reset(); });
     prefill_ended_ = false;
+    prompt_open_ = false;
+    step_open_ = false;
     counters_ = {};
   }
 
@@ -309,7 +341,20 @@ class Policy {
   void observe_group(const GroupRows& group) {
     counters_.non_finite += method_.observe_rows(group, sequence_, *kernel_);
   }
+  // Counts the layers whose attention the step wanted and nobody handed over.
+  void close_step() {
+    if (!step_open_)
+      return;
+    step_open_ = false;
+    if constexpr (kAttentionUse != AttentionUse::kNone) {
+      for (std::size_t layer = 0; layer < shape_.num_layers; ++layer) {
+        if (observed_[layer] == 0 && wants_attention(layer))
+          ++counters_.missing_signals;
+      }
+    }
+  }
   void end_layer(std::size_t layer) {
+    observed_[layer] = 1;
     if constexpr (requires { method_.end_layer(layer, sequence_, *kernel_); }) {
       counters_.non_finite += method_.end_layer(layer, sequence_, *kernel_);
     }
@@ -324,7 +369,11 @@ class Policy {
   void check_layer(std::size_t layer) const {
     detail::require(layer < shape_.num_layers, kName, "layer", layer, "must be < num_layers");
   }
-  void check_rows(std::size_t num_q_heads, std::size_t num_rows, std::size_t wanted) const {
+  void check_rows(const float* data, std::size_t num_q_heads, std::size_t num_rows,
+                  std::ptrdiff_t head_stride, std::size_t wanted) const {
+    detail::require(data != nullptr, kName, "data", 0, "must not be null");
+    detail::require(head_stride > 0 || num_q_heads == 1, kName, "head_stride", head_stride,
+                    "must be > 0");
     detail::require(num_q_heads == shape_.num_q_heads, kName, "num_q_heads", num_q_heads,
                     "must be that of the shape");
     detail::require(num_rows >= wanted, kName, "num_rows", num_rows,
@@ -358,7 +407,10 @@ class Policy {
   Method method_;
   Sequence sequence_;
   Counters counters_;
-  bool prefill_ended_ = false;
+  bool prompt_open_ = false;            // begun, end_prefill to come
+  bool prefill_ended_ = false;          // end_prefill came, no mask was applied since
+  bool step_open_ = false;              // appended, and nothing since that ends the step
+  std::vector<std::uint8_t> observed_;  // [num_layers] attention of the open step
   RowsFromQueries rows_from_queries_;
   mutable Scratch scratch_;
   mutable PoolSelection selection_;

@@ -1,13 +1,13 @@
 #ifndef KVEVICT_POLICIES_STREAMING_LLM_HPP_
 #define KVEVICT_POLICIES_STREAMING_LLM_HPP_
 
-#include <cstddef>
-#include <string_view>
-#include <tuple>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/policies/policy.hpp"
+
+#include <cstddef>
+#include <string_view>
+#include <tuple>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -29,8 +29,9 @@ class StreamingLLMMethod {
   static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
 
   StreamingLLMMethod(const Options& options, const CacheShape& /*shape*/) : options_(options) {
-    detail::require(options.num_sink_tokens + options.recent_window > 0, kName, "recent_window",
-                    options.recent_window, "must be > 0 where num_sink_tokens is 0");
+    detail::require(options.num_sink_tokens > 0 || options.recent_window > 0, kName,
+                    "recent_window", options.recent_window,
+                    "must be > 0 where num_sink_tokens is 0");
   }
 
   [[nodiscard]] MaskScope scope() const noexcept { return MaskScope::kModel; }
@@ -39,7 +40,7 @@ class StreamingLLMMethod {
     return {.num_sink_tokens = options_.num_sink_tokens, .recent_window = options_.recent_window};
   }
   [[nodiscard]] Allocation allocation(const Sequence& /*sequence*/) const noexcept {
-    return {.budget = options_.num_sink_tokens + options_.recent_window};
+    return {.budget = detail::saturating_add(options_.num_sink_tokens, options_.recent_window)};
   }
   [[nodiscard]] std::tuple<> state() noexcept { return {}; }
 

@@ -40,10 +40,6 @@ namespace detail {
   return len + sequence.length() - sequence.seq_len(lane);
 }
 
-[[nodiscard]] constexpr std::size_t saturating_add(std::size_t a, std::size_t b) noexcept {
-  return a + std::min(b, std::numeric_limits<std::size_t>::max() - a);
-}
-
 /// Whether a pool holds more than its lanes may keep together. Looks at lengths only: where slots
 /// are protected on top of the budget or beyond it, a selection may still keep all.
 [[nodiscard]] inline bool exceeds_budget(const Sequence& sequence, const Allocation& allocation,
@@ -73,7 +69,7 @@ inline void check_allocation(const Allocation& allocation, const Protection& pro
   if (!allocation.budget.is_tokens() && !allocation.budget.is_total())
     return;
   const std::size_t lane_budget = allocation.lane_budget(shape, 0);
-  const std::size_t windows = protection.num_sink_tokens + protection.recent_window;
+  const std::size_t windows = saturating_add(protection.num_sink_tokens, protection.recent_window);
   const bool extra = allocation.protected_extra;
   require(extra || lane_budget >= windows, where, "budget", allocation.budget.count(),
           "must cover the sinks and the recent window");
@@ -230,6 +226,10 @@ class PoolSelection {
     std::size_t room = allocation.protected_extra ? len
                        : lane_budget > spans      ? lane_budget - spans
                                                   : 0;
+    const std::size_t windows =
+        detail::saturating_add(protection.recent_window, protection.num_sink_tokens);
+    if (std::min(windows, num_valid) > room + spans)
+      report_.budget_not_reached = true;
     take_window(
         protection.recent_window, end, room, lane.valid,
         [](std::size_t i, std::size_t n) { return n - 1 - i; }, take);

@@ -64,7 +64,8 @@ inline void move_rows(const MutableRows& rows, std::size_t dim, std::size_t firs
 /// Moves the kept rows of every lane to its front, in place and in order; rows of a run move
 /// together. Lane (layer, head) then has mask.count(layer, head) live rows: the engine sets its
 /// lengths and frees what lies behind (whole pages, or a reallocation). Touches no byte outside
-/// the live rows. Call it when every layer of the step has attended.
+/// the live rows. Call it when every layer of the step has attended. Slots that were not valid are
+/// never kept, so all that is left is valid: a validity mask has to be made anew.
 ///
 /// Throws InvalidArgument, before anything moved, if the mask has not the view's lengths or rows
 /// behind a callback cannot be moved.
