@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <limits>
+#include <type_traits>
 
 namespace kvevict {
 namespace {
@@ -66,6 +67,14 @@ TEST(Budget, TotalIsSharedByTheLanes) {
   EXPECT_TRUE(budget.is_total());
   EXPECT_EQ(budget.count(), 10U);
   EXPECT_EQ(budget.tokens_of(1000, 4), 2U);
+}
+
+// A share written as a plain number would be truncated to 0 tokens.
+static_assert(!std::is_constructible_v<Budget, double> && !std::is_constructible_v<Budget, float>);
+static_assert(std::is_convertible_v<int, Budget> && std::is_convertible_v<std::size_t, Budget>);
+
+TEST(Budget, RefusesANegativeNumberOfTokens) {
+  EXPECT_TRUE(refuses([] { return Budget(-1); }, {"Budget", "tokens", "-1"}));
 }
 
 TEST(Budget, RefusesWhatIsNoShare) {

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -182,6 +183,37 @@ TEST(Sequence, RefusesAPromptInsideAPrompt) {
   sequence.begin(5, {});
   sequence.append(2);
   EXPECT_TRUE(refuses([&] { sequence.begin(4, {}); }, {"Test", "pending prompt tokens", "3"}));
+}
+
+// A chunk that goes on behind the prompt has no rows of its own in the observation window.
+TEST(Sequence, RefusesMoreTokensThanThePromptHas) {
+  Sequence sequence("Test", kShape, MaskScope::kModel);
+  sequence.begin(5, {});
+  sequence.append(2);
+  EXPECT_TRUE(refuses([&] { sequence.append(4); }, {"Test", "append", "4"}));
+  EXPECT_EQ(sequence.length(), 2U);
+  EXPECT_NO_THROW(sequence.append(3));
+}
+
+TEST(Sequence, RefusesToRunOutOfPositions) {
+  constexpr std::size_t kLargest = std::numeric_limits<Position>::max();
+  Sequence sequence("Test", kShape, MaskScope::kModel);
+  EXPECT_TRUE(refuses([&] { sequence.append(kLargest + 1); }, {"Test", "append", "2147483648"}));
+  sequence.append(kLargest);
+  EXPECT_EQ(sequence.position(0, kLargest - 1), std::numeric_limits<Position>::max() - 1);
+  EXPECT_TRUE(refuses([&] { sequence.append(1); }, {"Test", "append", "1"}));
+  EXPECT_TRUE(refuses([&] { sequence.begin(1, {}); }, {"Test", "prompt_len", "1"}));
+}
+
+// Signals of a step come before its mask is applied; the newest slots are others then.
+TEST(Sequence, AnAppliedMaskEndsTheStep) {
+  Sequence sequence("Test", kShape, MaskScope::kModel);
+  sequence.begin(4, {});
+  sequence.append(4);
+  EXPECT_EQ(sequence.step_rows_in_window(2), 2U);
+  sequence.apply(mask_of(MaskScope::kModel, 1, 2, {"1001"}));
+  EXPECT_EQ(sequence.step_len(), 0U);
+  EXPECT_EQ(sequence.step_rows_in_window(2), 0U);
 }
 
 TEST(Sequence, RefusesSpansThatAreNone) {

@@ -430,18 +430,62 @@ TEST_P(PolicyInvariants, RefusesRowsThatDoNotFitAndNamesTheField) {
   if (layer == kToyShape.num_layers)
     GTEST_SKIP() << "reads no attention here";
   const std::vector<float> data(1000);
-  const auto observe = [&](std::size_t num_q_heads, std::size_t num_rows, std::ptrdiff_t stride) {
-    return [&engine, &data, layer, num_q_heads, num_rows, stride] {
-      engine.policy.observe_attention(layer,
-                                      {data.data(), num_q_heads, num_rows, 4 * stride, stride});
+  const std::string name = engine.policy.name();
+  const kvevict::AttentionRows rows{data.data(), 4, 4, 200, 50};
+  const auto attention = [&](auto change) {
+    return [&, change] {
+      kvevict::AttentionRows changed = rows;
+      change(changed);
+      engine.policy.observe_attention(layer, changed);
     };
   };
-  const std::string name = engine.policy.name();
-  EXPECT_TRUE(refuses(observe(2, 4, 50), {name, "num_q_heads", "2"}));
-  EXPECT_TRUE(refuses(observe(4, 0, 50), {name, "num_rows", "0"}));
-  EXPECT_TRUE(refuses(observe(4, 4, 1), {name, "row_stride", "1"}));
+  using Rows = kvevict::AttentionRows;
+  EXPECT_TRUE(refuses(attention([](Rows& r) { r.num_q_heads = 2; }), {name, "num_q_heads", "2"}));
+  EXPECT_TRUE(refuses(attention([](Rows& r) { r.num_rows = 0; }), {name, "num_rows", "0"}));
+  EXPECT_TRUE(refuses(attention([](Rows& r) { r.row_stride = 1; }), {name, "row_stride", "1"}));
+  EXPECT_TRUE(refuses(attention([](Rows& r) { r.row_stride = -50; }), {name, "row_stride", "-50"}));
+  EXPECT_TRUE(refuses(attention([](Rows& r) { r.head_stride = 0; }), {name, "head_stride", "0"}));
+  EXPECT_TRUE(refuses(attention([](Rows& r) { r.data = nullptr; }), {name, "data"}));
+
+  const auto queries = [&](auto change) {
+    return [&, change] {
+      kvevict::QueryRows changed{data.data(), 4, 4, 4 * 6, 6};
+      change(changed);
+      engine.policy.observe_queries(layer, changed, engine.cache.view());
+    };
+  };
+  using Queries = kvevict::QueryRows;
+  EXPECT_TRUE(refuses(queries([](Queries& q) { q.num_q_heads = 2; }), {name, "num_q_heads", "2"}));
+  EXPECT_TRUE(refuses(queries([](Queries& q) { q.row_stride = 5; }), {name, "row_stride", "5"}));
+  EXPECT_TRUE(refuses(queries([&](Queries& q) {
+                        q.sink_logits = {data.data(), 3};
+                      }),
+                      {name, "sink_logits", "3"}));
   layer = 9;
-  EXPECT_TRUE(refuses(observe(4, 4, 50), {name, "layer", "9"}));
+  EXPECT_TRUE(refuses(attention([](Rows&) {}), {name, "layer", "9"}));
+}
+
+// "It never saw attention" is visible: layers of a step that wanted rows and got none are counted.
+TEST_P(PolicyInvariants, SignalsThatAreMissingAreCounted) {
+  const Workload load = workload(GetParam());
+  AnyEngine engine = GetParam().engine(load.budget);
+  run(engine);
+  EXPECT_EQ(engine.policy.counters().missing_signals, 0U);
+  AnyTestPolicy deaf = GetParam().make(load.budget);
+  std::size_t wanted = 0;
+  const auto step = [&] {
+    deaf.append(5);
+    for (std::size_t layer = 0; layer < kToyShape.num_layers; ++layer)
+      wanted += deaf.wanted_attention_rows(layer) > 0 ? 1 : 0;
+  };
+  deaf.begin(10);
+  step();
+  step();
+  step();
+  deaf.append(5);  // a step is over when the next one comes
+  EXPECT_EQ(deaf.counters().missing_signals, wanted);
+  const bool uses = deaf.attention_use() != kvevict::AttentionUse::kNone;
+  EXPECT_TRUE(!uses || wanted > 0 || GetParam().name == "EpiKVSegmentHS");  // only when it cuts
 }
 
 // A view without the rows that a policy reads is refused instead of read.

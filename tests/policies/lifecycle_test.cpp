@@ -212,6 +212,28 @@ TEST(PolicyLifecycle, CountsFiringsThatCouldNotReachTheBudget) {
   EXPECT_EQ(engine.policy.counters().budget_not_reached, 1U);
 }
 
+// Windows that are wider than a share of a short prompt.
+TEST(PolicyLifecycle, CountsFiringsWhoseWindowsDidNotFit) {
+  Engine engine = make_engine({.budget = kvevict::Budget::keep_ratio(0.25),
+                               .protection = {.num_sink_tokens = 1, .recent_window = 4}});
+  engine.feed(8);
+  engine.evict_if_due();
+  EXPECT_EQ(engine.positions(), (Positions{6, 7}));
+  EXPECT_EQ(engine.policy.counters().budget_not_reached, 1U);
+}
+
+// What select found belongs to the mask that it made, not to one that the engine thought of.
+TEST(PolicyLifecycle, AMaskOfTheEnginesOwnHasNoReport) {
+  Engine engine = make_engine({.budget = 2, .scores = {{kNaN, 1, 2, 3}}});
+  engine.feed(4);
+  const std::size_t samples = engine.policy.counters().non_finite;
+  static_cast<void>(engine.select());
+  engine.evict(mask_of(kvevict::MaskScope::kModel, 1, 2, {"1110"}));
+  EXPECT_EQ(engine.policy.counters().non_finite, samples);
+  EXPECT_EQ(engine.policy.counters().firings, 1U);
+  EXPECT_EQ(engine.policy.counters().kept, 6U);
+}
+
 TEST(PolicyLifecycle, LanesOfAPoolShareTheirBudget) {
   Engine engine = make_engine({.budget = 3,
                                .scope = kvevict::MaskScope::kHead,
@@ -255,6 +277,14 @@ TEST(PolicyLifecycle, RefusesOptionsThatCannotWork) {
   CacheShape shape = kShape;
   shape.num_q_heads = 3;
   EXPECT_TRUE(refuses([&] { TableScore({}, shape); }, {"TableScore", "num_q_heads", "3"}));
+}
+
+TEST(PolicyLifecycle, RefusesAnEndOfNoPrompt) {
+  Engine engine = make_engine({.budget = 3});
+  const auto end = [&] { engine.policy.end_prefill(engine.cache.view()); };
+  EXPECT_TRUE(refuses(end, {"TableScore", "begin"}));
+  engine.prompt(4);
+  EXPECT_TRUE(refuses(end, {"TableScore", "begin"}));
 }
 
 TEST(PolicyLifecycle, RefusesAPromptInsideAPrompt) {

@@ -146,9 +146,8 @@ class Policy {
     if (wanted == 0 || observed_[layer] != 0)
       return;
     check_rows(rows.data, rows.num_q_heads, rows.num_rows, rows.head_stride, wanted);
-    detail::require(std::cmp_greater_equal(rows.row_stride, longest_lane(layer)) || wanted == 1,
-                    kName, "AttentionRows.row_stride", rows.row_stride,
-                    "must cover the longest lane");
+    detail::require(std::cmp_greater_equal(rows.row_stride, longest_lane(layer)), kName,
+                    "AttentionRows.row_stride", rows.row_stride, "must cover the longest lane");
     for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
       visit_given_rows(rows, shape_, layer, head, sequence_.seq_len(layer, head),
                        sequence_.length(), wanted,

@@ -1,0 +1,177 @@
+// Calls that are missing, too many or of the wrong shape: a clear error or a counted, defined
+// outcome, never a silent no-op and never a read out of bounds.
+#include "kvevict/core/budget.hpp"
+#include "kvevict/policies/controls.hpp"
+#include "kvevict/policies/epikv.hpp"
+#include "kvevict/policies/h2o.hpp"
+#include "kvevict/policies/inertiakv.hpp"
+#include "kvevict/policies/snapkv.hpp"
+#include "kvevict/policies/streaming_llm.hpp"
+#include "kvevict/views/contiguous_view.hpp"
+
+#include <gtest/gtest.h>
+
+#include <concepts>
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+namespace {
+
+using namespace kvevict;
+
+constexpr CacheShape kShape{.num_layers = 2, .num_q_heads = 2, .num_kv_heads = 1, .head_dim = 4};
+
+struct Cache {
+  std::vector<float> data = std::vector<float>(2 * 64 * 4, 0.5F);
+  [[nodiscard]] views::ContiguousView view(std::size_t seq_len) {
+    const auto tensor = views::Tensor::nhd(data.data(), ElementType::kF32, 64, 1, 4);
+    return {kShape, tensor, tensor, seq_len};
+  }
+};
+
+AttentionRows rows(const std::vector<float>& data, std::size_t num_rows) {
+  return {.data = data.data(),
+          .num_q_heads = 2,
+          .num_rows = num_rows,
+          .head_stride = static_cast<std::ptrdiff_t>(num_rows * 64),
+          .row_stride = 64};
+}
+
+// 0.25 would become 0 tokens and -1 all of them.
+TEST(Misuse, ABudgetIsMadeOfAWholeNumberOrSaysWhatItIs) {
+  static_assert(std::constructible_from<Budget, int>);
+  static_assert(std::constructible_from<Budget, std::size_t>);
+  static_assert(!std::constructible_from<Budget, double>);
+  static_assert(!std::constructible_from<Budget, float>);
+  EXPECT_THROW(static_cast<void>(Budget(-1)), InvalidArgument);
+}
+
+TEST(Misuse, WindowsThatAddUpPastTheLargestNumberKeepAll) {
+  Cache cache;
+  StreamingLLM policy(
+      {.num_sink_tokens = 4, .recent_window = std::numeric_limits<std::size_t>::max()}, kShape);
+  policy.append(20);
+  EXPECT_FALSE(policy.should_evict());
+  EXPECT_EQ(policy.select(cache.view(20)).count(0, 0), 20U);
+}
+
+TEST(Misuse, AppendBeyondThePromptIsAnError) {
+  SnapKV policy({.budget = 16, .observation_window = 8}, kShape);
+  policy.begin(40);
+  policy.append(30);
+  EXPECT_THROW(policy.append(11), InvalidArgument);
+  EXPECT_NO_THROW(policy.append(10));
+}
+
+TEST(Misuse, EndOfAPromptThatWasNotBegunIsAnError) {
+  Cache cache;
+  SnapKV policy({.budget = 16, .observation_window = 8}, kShape);
+  policy.append(20);
+  EXPECT_THROW(policy.end_prefill(cache.view(20)), InvalidArgument);
+  policy.reset();
+  policy.begin(20);
+  policy.end_prefill(cache.view(20));
+  EXPECT_THROW(policy.end_prefill(cache.view(20)), InvalidArgument);
+}
+
+TEST(Misuse, PositionsEndWithAnError) {
+  StreamingLLM policy({}, kShape);
+  EXPECT_THROW(policy.begin(std::size_t{1} << 32U), InvalidArgument);
+  EXPECT_THROW(policy.append(std::size_t{1} << 31U), InvalidArgument);
+}
+
+// Attention that was wanted and never came leaves scores of 0; the counter says so.
+TEST(Misuse, MissingAttentionIsCounted) {
+  Cache cache;
+  const std::vector<float> data(2 * 64 * 64, 0.01F);
+  H2O policy({.heavy = 4, .recent = 4}, kShape);
+  policy.begin(20);
+  policy.observe_attention(0, rows(data, 20));  // layer 1 is left out
+  policy.end_prefill(cache.view(20));
+  EXPECT_EQ(policy.counters().missing_signals, 1U);
+  policy.append(1);
+  policy.append(1);  // the step between saw neither layer
+  EXPECT_EQ(policy.counters().missing_signals, 3U);
+  policy.reset();
+  EXPECT_EQ(policy.counters().missing_signals, 0U);
+}
+
+TEST(Misuse, ALayerThatIsHandedOverTwiceCountsOnce) {
+  const std::vector<float> data(2 * 64 * 64, 0.01F);
+  H2O once({.heavy = 4, .recent = 4}, kShape);
+  H2O twice({.heavy = 4, .recent = 4}, kShape);
+  for (H2O* policy : {&once, &twice}) {
+    policy->begin(20);
+    policy->observe_attention(0, rows(data, 20));
+  }
+  twice.observe_attention(0, rows(data, 20));
+  const auto a = once.method().scores(0);
+  const auto b = twice.method().scores(0);
+  EXPECT_TRUE(std::equal(a.begin(), a.end(), b.begin(), b.end()));
+}
+
+// After apply the step's tokens may be gone, so there is nothing left to observe.
+TEST(Misuse, SignalsAfterTheCutOfTheirStepAreIgnored) {
+  Cache cache;
+  const std::vector<float> data(2 * 64 * 64, 0.01F);
+  H2O h2o({.heavy = 2, .recent = 2}, kShape);
+  h2o.append(10);
+  h2o.apply(h2o.select(cache.view(10)));
+  EXPECT_EQ(h2o.wanted_attention_rows(0), 0U);
+  EXPECT_NO_THROW(h2o.observe_attention(0, rows(data, 10)));
+
+  EpiKV epikv({.budget = 4}, kShape);
+  epikv.append(10);
+  epikv.apply(epikv.select(cache.view(10)));
+  EXPECT_NO_THROW(epikv.observe_hidden(
+      1, {.data = data.data(), .num_rows = 10, .hidden_size = 8, .row_stride_bytes = 32}));
+}
+
+TEST(Misuse, ShapesOfRowsAndQueriesAreChecked) {
+  Cache cache;
+  const std::vector<float> data(2 * 64 * 64, 0.01F);
+  H2O policy({.heavy = 4, .recent = 4}, kShape);
+  policy.begin(20);
+  AttentionRows bad = rows(data, 20);
+  bad.data = nullptr;
+  EXPECT_THROW(policy.observe_attention(0, bad), InvalidArgument);
+  bad = rows(data, 20);
+  bad.head_stride = 0;
+  EXPECT_THROW(policy.observe_attention(0, bad), InvalidArgument);
+  bad = rows(data, 20);
+  bad.row_stride = -64;
+  EXPECT_THROW(policy.observe_attention(0, bad), InvalidArgument);
+
+  QueryRows queries{
+      .data = data.data(), .num_q_heads = 2, .num_rows = 20, .head_stride = 80, .row_stride = 4};
+  const std::vector<float> one_sink = {0.0F};
+  QueryRows wrong = queries;
+  wrong.sink_logits = one_sink;
+  EXPECT_THROW(policy.observe_queries(0, wrong, cache.view(20)), InvalidArgument);
+  wrong = queries;
+  wrong.row_stride = 0;
+  EXPECT_THROW(policy.observe_queries(0, wrong, cache.view(20)), InvalidArgument);
+  EXPECT_NO_THROW(policy.observe_queries(0, queries, cache.view(20)));
+}
+
+TEST(Misuse, RollbackBufferHasALimit) {
+  EXPECT_THROW(
+      EpiKV({.budget = 64, .max_rollback = std::numeric_limits<std::size_t>::max()}, kShape),
+      InvalidArgument);
+}
+
+// A window that the share has no room for is cut short, and that is reported.
+TEST(Misuse, AWindowThatDoesNotFitInAShareIsReported) {
+  Cache cache;
+  RandomEviction policy({.budget = Budget::keep_ratio(0.1), .protection = {.recent_window = 32}},
+                        kShape);
+  policy.begin(40);
+  policy.end_prefill(cache.view(40));
+  const KeepMask mask = policy.select(cache.view(40));
+  EXPECT_EQ(mask.count(0, 0), 4U);
+  policy.apply(mask);
+  EXPECT_EQ(policy.counters().budget_not_reached, 1U);
+}
+
+}  // namespace
