@@ -197,6 +197,16 @@ class AnyPolicy {
   std::unique_ptr<Interface> self_;
 };
 
+/// Policies that can be told apart by name.
+template <class... Ps>
+struct PolicyList {};
+
+/// Every policy that can be made by name. A new one is a line here.
+using NamedPolicies =
+    PolicyList<FullKV, RandomEviction, StreamingLLM, H2O, SnapKV, LaProx, InertiaKV,
+               InertiaKVValueNorm, EpiKV, EpiKVRaw, EpiKVBands, EpiKVKey, EpiKVValue, EpiKVLag,
+               EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg>;
+
 /// What make_policy has to know of the model and of the engine.
 struct ModelInfo {
   CacheShape shape;
@@ -208,15 +218,6 @@ struct ModelInfo {
 };
 
 namespace detail {
-
-template <class... Ps>
-struct PolicyList {};
-
-/// Every policy that can be made by name. A new one is a line here.
-using NamedPolicies =
-    PolicyList<FullKV, RandomEviction, StreamingLLM, H2O, SnapKV, LaProx, InertiaKV,
-               InertiaKVValueNorm, EpiKV, EpiKVRaw, EpiKVBands, EpiKVKey, EpiKVValue, EpiKVLag,
-               EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg>;
 
 /// Letters in lower case, without '_' and '-': "Streaming-LLM" and "streaming_llm" are the same.
 [[nodiscard]] inline std::string plain_name(std::string_view name) {
@@ -271,11 +272,15 @@ void for_each_policy(PolicyList<Ps...> /*list*/, Visit&& visit) {
 /// Makes a policy from its name and its options, "key=value,key=value". Case, '_' and '-' in the
 /// name do not matter. Throws InvalidArgument: a name or a key that is not known (the text lists
 /// those that are), a value that cannot be read or is refused, an input that is not supplied.
-[[nodiscard]] inline AnyPolicy make_policy(std::string_view name, std::string_view options,
-                                           const ModelInfo& model) {
+///
+/// @tparam Policies  PolicyList to choose from. A template also so that only programs that call it
+///                   compile all policies.
+template <class Policies = NamedPolicies>
+[[nodiscard]] AnyPolicy make_policy(std::string_view name, std::string_view options,
+                                    const ModelInfo& model) {
   std::unique_ptr<AnyPolicy> made;
   std::string known;
-  detail::for_each_policy(detail::NamedPolicies{}, [&](auto policy) {
+  detail::for_each_policy(Policies{}, [&](auto policy) {
     using P = typename decltype(policy)::type;
     known.append(known.empty() ? "" : ", ").append(P::kName);
     if (made == nullptr && detail::plain_name(P::kName) == detail::plain_name(name)) {

@@ -108,7 +108,9 @@ TEST(EpiKVAttention, ReadsDecodedRowsOfAllLayers) {
   EXPECT_EQ(policy.wanted_attention_rows(0), 0U);
   policy.append(3);
   EXPECT_EQ(policy.wanted_attention_rows(0), 0U);
-  policy.append(3);  // one of the prompt, two behind it
+  policy.append(1);
+  EXPECT_EQ(policy.wanted_attention_rows(0), 0U);
+  policy.append(2);
   EXPECT_EQ(policy.wanted_attention_rows(0), 2U);
   EXPECT_EQ(policy.wanted_attention_rows(1), 2U);
   EXPECT_TRUE(policy.wants_hidden(0));

@@ -349,11 +349,14 @@ TEST(EpiKV, PromptChunksDoNotMatter) {
 }
 
 // A step of four tokens, two of them the end of the prompt.
-TEST(EpiKV, StepAcrossTheEndOfThePrompt) {
+TEST(EpiKV, FirstDecodedTokensDifferFromTheLastOfThePrompt) {
   EpiKVRaw policy(options_of<EpiKVRaw>(16, 0), kShape);
   policy.begin(2);
-  policy.append(4);
-  observe(policy, {1, 2, 4, 8}, {0, 0, 0, 0});
+  EXPECT_THROW(policy.append(4), kvevict::InvalidArgument);  // a step ends where its prompt ends
+  policy.append(2);
+  observe(policy, {1, 2}, {0, 0});
+  policy.append(2);
+  observe(policy, {4, 8}, {0, 0});
   // g_A = 2, 4: means 2, 3.
   EXPECT_EQ(std::vector<float>(policy.method().scores().begin(), policy.method().scores().end()),
             (std::vector<float>{kNone, kNone, 2, 3}));

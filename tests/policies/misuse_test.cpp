@@ -98,17 +98,21 @@ TEST(Misuse, MissingAttentionIsCounted) {
 }
 
 TEST(Misuse, ALayerThatIsHandedOverTwiceCountsOnce) {
-  const std::vector<float> data(2 * 64 * 64, 0.01F);
-  H2O once({.heavy = 4, .recent = 4}, kShape);
-  H2O twice({.heavy = 4, .recent = 4}, kShape);
-  for (H2O* policy : {&once, &twice}) {
-    policy->begin(20);
-    policy->observe_attention(0, rows(data, 20));
+  Cache cache;
+  std::vector<float> first(2 * 20 * 64, 0.0F);
+  std::vector<float> second(2 * 20 * 64, 0.0F);
+  for (std::size_t row = 0; row < 2 * 20; ++row) {
+    first[row * 64 + 3] = 0.5F;
+    second[row * 64 + 7] = 1.0F;
   }
-  twice.observe_attention(0, rows(data, 20));
-  const auto a = once.method().scores(0);
-  const auto b = twice.method().scores(0);
-  EXPECT_TRUE(std::equal(a.begin(), a.end(), b.begin(), b.end()));
+  H2O policy({.heavy = 1, .recent = 4}, kShape);
+  policy.begin(20);
+  policy.observe_attention(0, rows(first, 20));
+  policy.observe_attention(0, rows(second, 20));
+  policy.end_prefill(cache.view(20));
+  const KeepMask& mask = policy.select(cache.view(20));
+  EXPECT_TRUE(mask.keeps(0, 0, 3));
+  EXPECT_FALSE(mask.keeps(0, 0, 7));
 }
 
 // After apply the step's tokens may be gone, so there is nothing left to observe.

@@ -96,7 +96,9 @@ TEST(DecodedTokens, OfAStepAreThoseBehindThePrompt) {
   EXPECT_EQ(decoded_in_step(sequence), 0U);
   sequence.append(3);
   EXPECT_EQ(decoded_in_step(sequence), 0U);
-  sequence.append(6);  // two of the prompt, four behind it
+  sequence.append(2);
+  EXPECT_EQ(decoded_in_step(sequence), 0U);
+  sequence.append(4);
   EXPECT_EQ(decoded_in_step(sequence), 4U);
   sequence.append(2);
   EXPECT_EQ(decoded_in_step(sequence), 2U);
