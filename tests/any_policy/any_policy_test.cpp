@@ -1,11 +1,11 @@
 #include "kvevict/any_policy.hpp"
 
+#include "kvevict/views/contiguous_view.hpp"
+
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
-
-#include "kvevict/views/contiguous_view.hpp"
 
 namespace {
 

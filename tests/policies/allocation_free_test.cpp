@@ -18,24 +18,31 @@ namespace {
 thread_local bool counts_allocations = false;
 thread_local std::size_t num_allocations = 0;
 
-void* counted(void* memory) {
+void* counted(void* memory) noexcept {
+  if (counts_allocations && memory != nullptr)
+    ++num_allocations;
+  return memory;
+}
+void* or_throw(void* memory) {
   if (memory == nullptr)
     throw std::bad_alloc();
-  if (counts_allocations)
-    ++num_allocations;
   return memory;
 }
 
 }  // namespace
 
-// The array and nothrow forms of the standard library end here. Inlined, new and delete would show
-// the compiler a free() of what operator new gave.
-[[gnu::noinline]] void* operator new(std::size_t size) {
+// The array forms of the standard library end here; so would its nothrow form, but sanitizers bring
+// one of their own. Inlined, new and delete would show the compiler a free() of what operator new
+// gave.
+[[gnu::noinline]] void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
   return counted(std::malloc(size == 0 ? 1 : size));
+}
+[[gnu::noinline]] void* operator new(std::size_t size) {
+  return or_throw(operator new(size, std::nothrow));
 }
 [[gnu::noinline]] void* operator new(std::size_t size, std::align_val_t alignment) {
   const auto align = static_cast<std::size_t>(alignment);
-  return counted(std::aligned_alloc(align, (size + align - 1) / align * align));
+  return or_throw(counted(std::aligned_alloc(align, (size + align - 1) / align * align)));
 }
 [[gnu::noinline]] void operator delete(void* memory) noexcept {
   std::free(memory);

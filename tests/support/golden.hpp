@@ -32,7 +32,8 @@ class GoldenCase {
     GoldenCase result;
     result.path_ = path;
     std::string line;
-    if (!std::getline(file, line) || line != "kvevict-golden 1") fail(path, "not a golden file");
+    if (!std::getline(file, line) || line != "kvevict-golden 1")
+      fail(path, "not a golden file");
     std::string word;
     while (file >> word) {
       if (word[0] == '#') {
@@ -73,7 +74,8 @@ class GoldenCase {
   [[nodiscard]] std::vector<std::string> words(const std::string& name) const {
     std::istringstream stream(text(name));
     std::vector<std::string> result;
-    for (std::string word; stream >> word;) result.push_back(word);
+    for (std::string word; stream >> word;)
+      result.push_back(word);
     return result;
   }
 
@@ -84,7 +86,8 @@ class GoldenCase {
   static double number(const std::string& path, const std::string& word) {
     std::size_t used = 0;
     const double value = std::stod(word, &used);
-    if (used != word.size()) fail(path, "not a number: " + word);
+    if (used != word.size())
+      fail(path, "not a number: " + word);
     return value;
   }
   static Tensor read_tensor(std::istream& file, const std::string& path, const std::string& name) {
@@ -101,7 +104,8 @@ class GoldenCase {
     tensor.values.reserve(size);
     std::string word;
     for (std::size_t i = 0; i < size; ++i) {
-      if (!(file >> word)) fail(path, "tensor " + name + " ends early");
+      if (!(file >> word))
+        fail(path, "tensor " + name + " ends early");
       tensor.values.push_back(number(path, word));
     }
     return tensor;
@@ -109,7 +113,8 @@ class GoldenCase {
   template <class Map>
   const typename Map::mapped_type& get(const Map& map, const std::string& name) const {
     const auto found = map.find(name);
-    if (found == map.end()) fail(path_, "no record " + name);
+    if (found == map.end())
+      fail(path_, "no record " + name);
     return found->second;
   }
 
@@ -137,17 +142,19 @@ class GoldenReport {
     check_size(record, expected.size(), actual.size());
     double largest = 0;
     for (const double value : expected) {
-      if (std::isfinite(value)) largest = std::max(largest, std::abs(value));
+      if (std::isfinite(value))
+        largest = std::max(largest, std::abs(value));
     }
     for (std::size_t i = 0; i < expected.size(); ++i) {
       const auto value = static_cast<double>(actual[i]);
       if (!std::isfinite(expected[i]) || !std::isfinite(value)) {
         const bool same = std::isnan(expected[i]) ? std::isnan(value) : expected[i] == value;
-        if (!same) differ(record, i, expected[i], value);
+        if (!same)
+          differ(record, i, expected[i], value);
         continue;
       }
-      const double deviation = largest > 0 ? std::abs(value - expected[i]) / largest
-                                           : std::abs(value - expected[i]);
+      const double deviation =
+          largest > 0 ? std::abs(value - expected[i]) / largest : std::abs(value - expected[i]);
       largest_deviation_ = std::max(largest_deviation_, deviation);
       if (deviation > tolerance)
         differ(record, i, expected[i], value);
@@ -168,8 +175,7 @@ class GoldenReport {
   }
   /// Masks, slots, positions, counts: equal.
   template <class Actual>
-  void equal(const std::string& record, const std::vector<double>& expected,
-             const Actual& actual) {
+  void equal(const std::string& record, const std::vector<double>& expected, const Actual& actual) {
     check_size(record, expected.size(), actual.size());
     for (std::size_t i = 0; i < expected.size(); ++i) {
       if (expected[i] != static_cast<double>(actual[i])) {
@@ -179,7 +185,8 @@ class GoldenReport {
     ++records_;
   }
   void is_true(const std::string& record, bool condition) {
-    if (!condition) throw std::runtime_error(path_ + ": " + record);
+    if (!condition)
+      throw std::runtime_error(path_ + ": " + record);
     ++records_;
   }
 

@@ -1,18 +1,18 @@
 #ifndef KVEVICT_SCORING_ATTENTION_ROWS_HPP_
 #define KVEVICT_SCORING_ATTENTION_ROWS_HPP_
 
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <limits>
-#include <vector>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/step_inputs.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/scoring/row_blocks.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -23,9 +23,9 @@ struct GroupRows {
   std::size_t kv_head = 0;
   std::size_t group_size = 0;
   std::size_t num_rows = 0;
-  std::size_t first_visible = 0;  ///< slots that row 0 sees; each later row sees one more
-  std::size_t first_position = 0; ///< position of row 0's token
-  const float* data = nullptr;    ///< [group_size, num_rows, visible(row)]
+  std::size_t first_visible = 0;   ///< slots that row 0 sees; each later row sees one more
+  std::size_t first_position = 0;  ///< position of row 0's token
+  const float* data = nullptr;     ///< [group_size, num_rows, visible(row)]
   std::ptrdiff_t head_stride = 0;
   std::ptrdiff_t row_stride = 0;
 
@@ -62,8 +62,8 @@ class RowsFromQueries {
   /// is NaN. Returns how many logits of valid slots were not finite (rule R4).
   template <class Visit>
   std::size_t visit(const QueryRows& queries, const CacheShape& shape, std::size_t layer,
-             std::size_t kv_head, const Lane& lane, std::size_t length, std::size_t wanted,
-             const kernels::KernelSet& kernel, Visit&& visit) {
+                    std::size_t kv_head, const Lane& lane, std::size_t length, std::size_t wanted,
+                    const kernels::KernelSet& kernel, Visit&& visit) {
     constexpr std::size_t kBlock = 16;
     const std::size_t group = shape.group_size();
     const auto row_stride = static_cast<std::ptrdiff_t>(lane.seq_len);
@@ -71,18 +71,21 @@ class RowsFromQueries {
     for (std::size_t done = 0; done < wanted; done += kBlock) {
       const std::size_t count = std::min(kBlock, wanted - done);
       const std::size_t behind = wanted - done;  // rows from this block's first to the newest
-      GroupRows rows{layer,           kv_head,
-                     group,           count,
-                     lane.seq_len - behind + 1, length - behind,
-                     nullptr,         static_cast<std::ptrdiff_t>(count) * row_stride,
+      GroupRows rows{layer,
+                     kv_head,
+                     group,
+                     count,
+                     lane.seq_len - behind + 1,
+                     length - behind,
+                     nullptr,
+                     static_cast<std::ptrdiff_t>(count) * row_stride,
                      row_stride};
       rows_.resize(std::max(rows_.size(), group * count * lane.seq_len));
       rows.data = rows_.data();
       logits(queries, shape, kv_head, lane, queries.num_rows - behind, rows, kernel);
       for (std::size_t h = 0; h < group; ++h) {
-        const float sink = queries.sink_logits.empty()
-                               ? -std::numeric_limits<float>::infinity()
-                               : queries.sink_logits[kv_head * group + h];
+        const float sink = queries.sink_logits.empty() ? -std::numeric_limits<float>::infinity()
+                                                       : queries.sink_logits[kv_head * group + h];
         for (std::size_t r = 0; r < count; ++r) {
           float* row = rows_.data() + (rows.row(h, r) - rows.data);
           non_finite += count_non_finite(row, rows.visible(r), kernel);
@@ -119,9 +122,11 @@ class RowsFromQueries {
         float* row = rows_.data() + (rows.row(h, r) - rows.data);
         const std::size_t visible = rows.visible(r);
         kernel.scale(scale, visible, row);
-        if (queries.soft_cap > 0.0F) kernel.soft_cap(queries.soft_cap, visible, row);
+        if (queries.soft_cap > 0.0F)
+          kernel.soft_cap(queries.soft_cap, visible, row);
         for (std::size_t i = 0; i < std::min(visible, lane.valid.size()); ++i) {
-          if (lane.valid[i] == 0) row[i] = -std::numeric_limits<float>::infinity();
+          if (lane.valid[i] == 0)
+            row[i] = -std::numeric_limits<float>::infinity();
         }
       }
     }
@@ -131,10 +136,10 @@ class RowsFromQueries {
   // makes it look at single logits.
   static std::size_t count_non_finite(const float* row, std::size_t n,
                                       const kernels::KernelSet& kernel) {
-    if (std::isfinite(kernel.sum(row, n))) return 0;
-    return static_cast<std::size_t>(std::count_if(row, row + n, [](float logit) {
-      return !(logit <= std::numeric_limits<float>::max());
-    }));
+    if (std::isfinite(kernel.sum(row, n)))
+      return 0;
+    return static_cast<std::size_t>(std::count_if(
+        row, row + n, [](float logit) { return !(logit <= std::numeric_limits<float>::max()); }));
   }
 
   static void softmax(float* row, std::size_t n, float sink, const kernels::KernelSet& kernel) {

@@ -1,13 +1,13 @@
 #ifndef KVEVICT_SCORING_ROW_BLOCKS_HPP_
 #define KVEVICT_SCORING_ROW_BLOCKS_HPP_
 
-#include <algorithm>
-#include <cstddef>
-#include <vector>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -22,7 +22,8 @@ void for_each_row_block(const Rows& rows, std::size_t dim, std::size_t first, st
                         Visit&& visit) {
   constexpr std::size_t kGathered = 64;
   const bool in_place = rows.load_row == nullptr && rows.row_is_contiguous();
-  if (!in_place) scratch.resize(std::max(scratch.size(), kGathered * dim));
+  if (!in_place)
+    scratch.resize(std::max(scratch.size(), kGathered * dim));
   for (std::size_t slot = first; slot < last;) {
     if (in_place) {
       const std::size_t count = rows.run_length(slot, last - slot);

@@ -1,15 +1,15 @@
 #ifndef KVEVICT_VIEWS_COMPACT_HPP_
 #define KVEVICT_VIEWS_COMPACT_HPP_
 
-#include <algorithm>
-#include <cstddef>
-#include <cstring>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/shape.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
 
 KVEVICT_NAMESPACE_BEGIN
 namespace detail {

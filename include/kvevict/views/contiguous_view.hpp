@@ -1,15 +1,15 @@
 #ifndef KVEVICT_VIEWS_CONTIGUOUS_VIEW_HPP_
 #define KVEVICT_VIEWS_CONTIGUOUS_VIEW_HPP_
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/types.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
 
 KVEVICT_NAMESPACE_BEGIN
 namespace views {
@@ -29,8 +29,12 @@ struct Tensor {
     const auto element = static_cast<std::ptrdiff_t>(element_size(type));
     const auto row = static_cast<std::ptrdiff_t>(dim) * element;
     const auto token = static_cast<std::ptrdiff_t>(num_heads) * row;
-    return {static_cast<std::byte*>(data), type, static_cast<std::ptrdiff_t>(capacity) * token,
-            row, token, element};
+    return {static_cast<std::byte*>(data),
+            type,
+            static_cast<std::ptrdiff_t>(capacity) * token,
+            row,
+            token,
+            element};
   }
   /// [num_layers, num_heads, capacity, dim]: the tokens of a head side by side.
   [[nodiscard]] static Tensor hnd(void* data, ElementType type, std::size_t capacity,
@@ -38,8 +42,12 @@ struct Tensor {
     const auto element = static_cast<std::ptrdiff_t>(element_size(type));
     const auto row = static_cast<std::ptrdiff_t>(dim) * element;
     const auto head = static_cast<std::ptrdiff_t>(capacity) * row;
-    return {static_cast<std::byte*>(data), type, static_cast<std::ptrdiff_t>(num_heads) * head,
-            head, row, element};
+    return {static_cast<std::byte*>(data),
+            type,
+            static_cast<std::ptrdiff_t>(num_heads) * head,
+            head,
+            row,
+            element};
   }
   /// [num_layers, num_heads, dim, capacity]: V as a matrix product wants it.
   [[nodiscard]] static Tensor transposed(void* data, ElementType type, std::size_t capacity,
@@ -47,13 +55,18 @@ struct Tensor {
     const auto element = static_cast<std::ptrdiff_t>(element_size(type));
     const auto column = static_cast<std::ptrdiff_t>(capacity) * element;
     const auto head = static_cast<std::ptrdiff_t>(dim) * column;
-    return {static_cast<std::byte*>(data), type, static_cast<std::ptrdiff_t>(num_heads) * head,
-            head, element, column};
+    return {static_cast<std::byte*>(data),
+            type,
+            static_cast<std::ptrdiff_t>(num_heads) * head,
+            head,
+            element,
+            column};
   }
 
   [[nodiscard]] MutableRows rows(std::size_t layer, std::size_t kv_head) const noexcept {
     MutableRows rows;
-    if (data == nullptr) return rows;
+    if (data == nullptr)
+      return rows;
     rows.data = data + static_cast<std::ptrdiff_t>(layer) * layer_stride_bytes +
                 static_cast<std::ptrdiff_t>(kv_head) * head_stride_bytes;
     rows.slot_stride_bytes = slot_stride_bytes;
@@ -65,9 +78,18 @@ struct Tensor {
 
 /// The one place where a writable lane becomes a readable one.
 [[nodiscard]] inline Rows read_only(const MutableRows& rows) noexcept {
-  return {rows.data,       rows.slot_stride_bytes, rows.dim_stride_bytes,  rows.type,
-          rows.page_table, rows.page_size,         rows.page_stride_bytes, rows.load_row,
-          rows.move_row,   rows.cache,             rows.layer,             rows.kv_head};
+  return {rows.data,
+          rows.slot_stride_bytes,
+          rows.dim_stride_bytes,
+          rows.type,
+          rows.page_table,
+          rows.page_size,
+          rows.page_stride_bytes,
+          rows.load_row,
+          rows.move_row,
+          rows.cache,
+          rows.layer,
+          rows.kv_head};
 }
 [[nodiscard]] inline Lane read_only(const MutableLane& lane) noexcept {
   return {lane.seq_len, read_only(lane.keys), read_only(lane.values), lane.valid};

@@ -1,15 +1,15 @@
 #ifndef KVEVICT_VIEWS_PAGED_VIEW_HPP_
 #define KVEVICT_VIEWS_PAGED_VIEW_HPP_
 
-#include <cstddef>
-#include <cstdint>
-#include <span>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/views/contiguous_view.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
 
 KVEVICT_NAMESPACE_BEGIN
 namespace views {
@@ -17,7 +17,7 @@ namespace views {
 /// One pool of pages for K or for V: base address and byte strides. K and V that share pages
 /// ([page, 2, ...]) are two pools with different bases and the same page stride.
 struct PagePool {
-  Tensor tensor;                         ///< slot stride: within a page
+  Tensor tensor;  ///< slot stride: within a page
   std::ptrdiff_t page_stride_bytes = 0;
 
   /// [num_layers, num_pages, page_size, num_heads, dim]
@@ -57,7 +57,8 @@ class PagedView {
     lengths_ = lengths;
     detail::require(lengths.size() == shape.num_layers * shape.num_kv_heads, "PagedView",
                     "lengths.size()", lengths.size(), "must be num_layers * num_kv_heads");
-    for (const std::size_t len : lengths) check(len);
+    for (const std::size_t len : lengths)
+      check(len);
   }
 
   [[nodiscard]] const CacheShape& shape() const noexcept { return shape_; }

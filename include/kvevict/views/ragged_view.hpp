@@ -1,14 +1,14 @@
 #ifndef KVEVICT_VIEWS_RAGGED_VIEW_HPP_
 #define KVEVICT_VIEWS_RAGGED_VIEW_HPP_
 
-#include <cstddef>
-#include <span>
-
 #include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/views/contiguous_view.hpp"
+
+#include <cstddef>
+#include <span>
 
 KVEVICT_NAMESPACE_BEGIN
 namespace views {
@@ -27,8 +27,10 @@ class RaggedView {
   /// A lane of contiguous rows: keys [seq_len, head_dim], values [seq_len, value_dim].
   [[nodiscard]] static MutableLane dense_lane(const CacheShape& shape, std::size_t seq_len,
                                               void* keys, void* values, ElementType type) noexcept {
-    return {seq_len, Tensor::hnd(keys, type, 0, 1, shape.head_dim).rows(0, 0),
-            Tensor::hnd(values, type, 0, 1, shape.value_size()).rows(0, 0), {}};
+    return {seq_len,
+            Tensor::hnd(keys, type, 0, 1, shape.head_dim).rows(0, 0),
+            Tensor::hnd(values, type, 0, 1, shape.value_size()).rows(0, 0),
+            {}};
   }
 
   [[nodiscard]] const CacheShape& shape() const noexcept { return shape_; }
