@@ -3,7 +3,6 @@
 
 #include "kvevict/version.hpp"
 
-#include <cassert>
 #include <cstddef>
 #include <cstdint>
 
@@ -44,9 +43,6 @@
 #else
 #define KVEVICT_ROUND(x) static_cast<void>(x)
 #endif
-
-// A programming error in a loop; options and shapes are checked by exceptions instead.
-#define KVEVICT_ASSERT(condition) assert(condition)
 
 // Everything lives in an inline namespace that names the version and the SIMD setting: two
 // vendored copies, or two units with different settings, never share a symbol.

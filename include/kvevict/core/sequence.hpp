@@ -150,12 +150,6 @@ class Sequence {
   [[nodiscard]] std::size_t seq_len(std::size_t layer, std::size_t kv_head) const noexcept {
     return lanes_[shape_.lane_of(scope_, layer, kv_head)].len;
   }
-  [[nodiscard]] std::size_t longest_lane() const noexcept {
-    std::size_t longest = 0;
-    for (const Lane& lane : lanes_)
-      longest = std::max(longest, lane.len);
-    return longest;
-  }
   [[nodiscard]] Position position(std::size_t lane, std::size_t slot) const noexcept {
     return lanes_[lane].evicted ? lanes_[lane].positions[slot] : to_position(slot);
   }

@@ -4,8 +4,11 @@
 #include "kvevict/config.hpp"
 #include "kvevict/element_type.hpp"
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
+#include <utility>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -55,6 +58,11 @@ enum class MaskScope : std::uint8_t {
   kLayer,  ///< one set per layer, shared by its KV heads
   kHead,   ///< one set per layer and KV head
 };
+
+[[nodiscard]] constexpr auto enum_names(MaskScope /*type*/) noexcept {
+  return std::array<std::pair<std::string_view, MaskScope>, 3>{
+      {{"head", MaskScope::kHead}, {"layer", MaskScope::kLayer}, {"model", MaskScope::kModel}}};
+}
 
 KVEVICT_NAMESPACE_END
 

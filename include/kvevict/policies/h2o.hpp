@@ -11,7 +11,6 @@
 #include "kvevict/temporal/first_prompt.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <limits>
 #include <span>
@@ -20,11 +19,6 @@
 #include <utility>
 
 KVEVICT_NAMESPACE_BEGIN
-
-[[nodiscard]] constexpr auto enum_names(MaskScope /*type*/) noexcept {
-  return std::array<std::pair<std::string_view, MaskScope>, 3>{
-      {{"head", MaskScope::kHead}, {"layer", MaskScope::kLayer}, {"model", MaskScope::kModel}}};
-}
 
 /// Defaults: the authors' code, int(0.1 L0) of each kind.
 struct H2OOptions {
