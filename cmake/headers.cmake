@@ -64,6 +64,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/value_norms.hpp
     include/kvevict/selection/pool_selection.hpp
     include/kvevict/selection/segment_caps.hpp
+    include/kvevict/selection/slot_bits.hpp
     include/kvevict/selection/streaming_top_k.hpp
     include/kvevict/selection/top_k.hpp
     include/kvevict/temporal/decoded_tokens.hpp

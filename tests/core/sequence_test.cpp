@@ -56,7 +56,6 @@ TEST(Sequence, LanesGoTheirOwnWays) {
   EXPECT_EQ(positions(sequence, 0), (std::vector<Position>{0, 3, 4}));
   EXPECT_EQ(positions(sequence, 1), (std::vector<Position>{1, 2, 3, 4}));
   EXPECT_EQ(sequence.seq_len(0, 1), 4U);
-  EXPECT_EQ(sequence.longest_lane(), 4U);
 }
 
 TEST(Sequence, TakesACoarserMask) {

@@ -98,13 +98,4 @@ TEST(GramCholesky, ReadsTheWeightRowMajor) {
   EXPECT_NEAR(projected_norm(factor, {0.0F, 1.0F}), 9.110434, 1e-5);
 }
 
-TEST(CrossGram, HoldsTheProductsOfRows) {
-  const std::vector<float> a = {1, 2, 3, 4, 5, 6};
-  const std::vector<float> b = {1, 0, 1, 0, 2, 0};
-  std::vector<float> out(4);
-  kernels::cross_gram(a.data(), b.data(), 2, 3, 3, out.data());
-  // a0.b0 = 1 + 3, a0.b1 = 4, a1.b0 = 4 + 6, a1.b1 = 10.
-  EXPECT_EQ(out, (std::vector<float>{4, 4, 10, 10}));
-}
-
 }  // namespace

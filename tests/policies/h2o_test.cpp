@@ -365,6 +365,20 @@ TEST(H2O, PaddingGoesFirst) {
   EXPECT_EQ(session.kept(), (Positions{5, 6, 7}));
 }
 
+// A third and a sixth of the six tokens of a prompt that came padded to nine, not of the nine.
+TEST(H2O, SharesAreOfTokensNotOfPadding) {
+  RowSession<H2O> session(
+      H2OOptions{.heavy = Budget::keep_ratio(0.34), .recent = Budget::keep_ratio(0.17)}, kOneHead,
+      512);
+  session.policy.begin(9);
+  session.append(9);
+  session.rows(0, rows_with_sums({.3F, .3F, .3F, .01F, .02F, .04F, .05F, .03F, 0}));
+  session.cache.valid() = {0, 0, 0, 1, 1, 1, 1, 1, 1};
+  session.policy.end_prefill(session.cache.view());
+  session.cut();
+  EXPECT_EQ(session.kept(), (Positions{5, 6, 8}));
+}
+
 TEST(H2O, SecondPromptAddsToTheSums) {
   auto session = session_of({.heavy = 2, .recent = 1}, kOneHead, rows_with_sums({3, 1, 2, 0}));
   session.cut();

@@ -77,16 +77,25 @@ TEST(AttentionColumns, ProductsOfPairs) {
   expect_near(products.of(0, 0, 2), {.10F, .53F, .16F});
 }
 
-TEST(AttentionColumns, MeanOverTheLayer) {
-  const CacheShape shape{.num_layers = 1, .num_q_heads = 4, .num_kv_heads = 2, .head_dim = 1};
-  AttentionColumns columns(shape, RowReduce::kSum, HeadReduce::kLayerMean);
+// The group means of the rows are (.5, .9, .3); the second KV head sees them twice.
+TEST(AttentionColumns, MeanOverTheHeadsOfALane) {
+  const CacheShape shape{.num_layers = 2, .num_q_heads = 4, .num_kv_heads = 2, .head_dim = 1};
+  AttentionColumns columns(shape, RowReduce::kSum, HeadReduce::kGroupMean);
   columns.append(3);
   GroupRows rows = rows_of(kRows);
   columns.observe(rows, kernels::best());
   rows.kv_head = 1;
   columns.observe(rows, kernels::best());
-  expect_near(columns.of(0, 0), {.5F, .9F, .3F});
-  EXPECT_EQ(columns.of(0, 0).data(), columns.of(0, 1).data());
+  columns.observe(rows, kernels::best());
+  std::vector<float> mean(3);
+  columns.mean(MaskScope::kHead, 1, kernels::best(), mean);
+  expect_near(mean, {1.0F, 1.8F, .6F});
+  columns.mean(MaskScope::kLayer, 0, kernels::best(), mean);
+  expect_near(mean, {.75F, 1.35F, .45F});
+  columns.mean(MaskScope::kLayer, 1, kernels::best(), mean);
+  expect_near(mean, {0, 0, 0});
+  columns.mean(MaskScope::kModel, 0, kernels::best(), mean);
+  expect_near(mean, {.375F, .675F, .225F});
 }
 
 // Over the first two slots the rows are (.625, .375), (1/7, 6/7) and (.125, .875), (.6, .4).

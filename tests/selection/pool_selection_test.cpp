@@ -165,6 +165,27 @@ TEST(PoolSelection, ARatioRefersToValidSlots) {
   EXPECT_EQ(s.run({{9, 9, 9, 1, 2, 3, 4, 5}}), (Texts{"00000011"}));
 }
 
+// R9 over time: of five tokens behind three slots of padding half stay, and the padding goes; of
+// the two that are left and two new ones, half of the seven tokens that ever came.
+TEST(PoolSelection, ARatioForgetsPaddingThatWentBefore) {
+  Selection s(1, 1, MaskScope::kModel);
+  s.sequence.append(8);
+  s.allocation.budget = Budget::keep_ratio(0.5);
+  s.valid = {0, 0, 0, 1, 1, 1, 1, 1};
+  EXPECT_EQ(s.run({{9, 9, 9, 1, 2, 3, 4, 5}}), (Texts{"00000011"}));
+  const KeepMask mask = s.selection.mask();
+  EXPECT_EQ(s.selection.evicted_padding(0, mask.words(0)), 3U);
+  EXPECT_EQ(s.selection.evicted_padding(0, mask_of("01000011").words(0)), 2U);
+  s.sequence.note_evicted_padding(0, s.selection.evicted_padding(0, mask.words(0)));
+  s.sequence.apply(mask);
+  s.sequence.append(2);
+  s.valid.clear();
+  EXPECT_EQ(s.sequence.num_evicted(0), 3U);
+  EXPECT_EQ(s.run({{4, 5, 6, 7}}), (Texts{"0111"}));
+  s.sequence.truncate(0);
+  EXPECT_EQ(s.sequence.num_evicted(0), 0U);
+}
+
 // Half of ten tokens stay; of the five that are left and the two that come, half of twelve.
 TEST(PoolSelection, ARatioCutsNoDeeperTheSecondTime) {
   Selection s(1, 1, MaskScope::kModel);
@@ -290,7 +311,7 @@ TEST(PoolSelection, TiesOverLanesGoInTheirOrder) {
   Selection s(2, 2, MaskScope::kHead);
   s.sequence.append(3);
   const Scores ones(4, std::vector<float>(3, 1.0F));
-  s.allocation = {.budget = Budget::total(5), .competition = Competition::kModel};
+  s.allocation = {.budget = Budget::total(5), .competition = Competition::kModel, .min_keep = 0};
   EXPECT_EQ(s.run(ones), (Texts{"111", "110", "000", "000"}));
   s.allocation.competition = Competition::kLayer;  // 5 = 4 lanes of 1 and one more for layer 0
   EXPECT_EQ(s.run(ones), (Texts{"111", "000", "110", "000"}));

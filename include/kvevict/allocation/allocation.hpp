@@ -31,7 +31,8 @@ enum class Competition : std::uint8_t {
 struct Allocation {
   Budget budget = 0;
   Competition competition = Competition::kLane;
-  std::size_t min_keep = 0;      ///< entries that each lane keeps at least, protected ones counted
+  std::size_t min_keep = 1;  ///< entries that each lane of a pool keeps at least, protected ones
+                             ///< counted (rule R15)
   bool protected_extra = false;  ///< protected entries come on top of the budget
 
   /// Pools that `num_lanes` lanes of `shape` form.

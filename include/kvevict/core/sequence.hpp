@@ -64,6 +64,15 @@ class Sequence {
   [[nodiscard]] std::size_t implied_append() const noexcept {
     return prompt_in_one_piece_ ? pending_prompt_ : 0;
   }
+  /// Says that `count` of the slots that the next apply evicts from `lane` hold no token.
+  void note_evicted_padding(std::size_t lane, std::size_t count) noexcept {
+    lanes_[lane].evicted_padding += count;
+  }
+  /// Says how many tokens of the prompt that is complete now are padding.
+  void note_prompt_padding(std::size_t count) noexcept {
+    if (prompts_.size() == 1)
+      first_prompt_padding_ = count;
+  }
   /// Drops what the mask evicts. Its scope may be coarser than this one, not finer.
   void apply(const KeepMask& mask) {
     for (std::size_t l = 0; l < lanes_.size(); ++l) {
@@ -87,7 +96,9 @@ class Sequence {
       lanes_[l].len = slots_before(l, new_length);
       if (lanes_[l].evicted)
         lanes_[l].positions.resize(lanes_[l].len);
+      lanes_[l].evicted_padding = std::min(lanes_[l].evicted_padding, new_length - lanes_[l].len);
     }
+    first_prompt_padding_ = std::min(first_prompt_padding_, new_length);
     length_ = new_length;
     step_len_ = 0;
     pending_prompt_ = 0;
@@ -103,8 +114,10 @@ class Sequence {
     for (Lane& lane : lanes_) {
       lane.positions.clear();
       lane.len = 0;
+      lane.evicted_padding = 0;
       lane.evicted = false;
     }
+    first_prompt_padding_ = 0;
     prompts_.clear();
     pinned_.clear();
     length_ = 0;
@@ -150,6 +163,12 @@ class Sequence {
   [[nodiscard]] std::size_t seq_len(std::size_t layer, std::size_t kv_head) const noexcept {
     return lanes_[shape_.lane_of(scope_, layer, kv_head)].len;
   }
+  /// Tokens that `lane` has lost to evictions; padding was none (rule R9).
+  [[nodiscard]] std::size_t num_evicted(std::size_t lane) const noexcept {
+    return length_ - lanes_[lane].len - lanes_[lane].evicted_padding;
+  }
+  /// Padding in the first prompt, known once it is complete.
+  [[nodiscard]] std::size_t first_prompt_padding() const noexcept { return first_prompt_padding_; }
   [[nodiscard]] Position position(std::size_t lane, std::size_t slot) const noexcept {
     return lanes_[lane].evicted ? lanes_[lane].positions[slot] : to_position(slot);
   }
@@ -173,6 +192,7 @@ class Sequence {
   struct Lane {
     std::vector<Position> positions;  // of each slot; only once something was evicted
     std::size_t len = 0;
+    std::size_t evicted_padding = 0;
     bool evicted = false;
   };
   [[nodiscard]] static constexpr Position to_position(std::size_t index) noexcept {
@@ -188,6 +208,7 @@ class Sequence {
   std::size_t length_ = 0;
   std::size_t step_len_ = 0;
   std::size_t pending_prompt_ = 0;
+  std::size_t first_prompt_padding_ = 0;
   bool prompt_in_one_piece_ = false;
 };
 

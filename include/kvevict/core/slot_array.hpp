@@ -34,7 +34,10 @@ class SlotArray {
                                     std::size_t index = 0) noexcept {
     return at(shape_.lane_of(scope_, layer, kv_head), index);
   }
-  [[nodiscard]] MaskScope scope() const noexcept { return scope_; }
+  [[nodiscard]] std::span<const float> of(std::size_t layer, std::size_t kv_head,
+                                          std::size_t index = 0) const noexcept {
+    return at(shape_.lane_of(scope_, layer, kv_head), index);
+  }
   [[nodiscard]] std::size_t arrays_per_lane() const noexcept { return arrays_per_lane_; }
 
   /// `count` new slots at the end of every array, holding `value`.

@@ -4,9 +4,12 @@
 #include "kvevict/config.hpp"
 #include "kvevict/element_type.hpp"
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
+#include <utility>
 
 KVEVICT_NAMESPACE_BEGIN
 namespace kernels {
@@ -29,6 +32,11 @@ enum class PoolEdge : std::uint8_t {
   kZeroCounted,  ///< zeros outside the sequence count in the divisor (SnapKV's authors' code)
   kShrink,       ///< only entries inside the sequence count
 };
+
+[[nodiscard]] constexpr auto enum_names(PoolEdge /*type*/) noexcept {
+  return std::array<std::pair<std::string_view, PoolEdge>, 2>{
+      {{"zero_counted", PoolEdge::kZeroCounted}, {"shrink", PoolEdge::kShrink}}};
+}
 
 /// An order-preserving integer of a score: a > b exactly if order_key(a) > order_key(b).
 /// +0 and -0 are equal (rule R3), every NaN lies below -infinity (rule R4).

@@ -30,17 +30,6 @@ using DoubleMatrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen
 
 }  // namespace detail
 
-/// out[i, j] = dot(row i of a, row j of b): A B^T of two [dim, hidden_size] blocks of W_O.
-/// @param row_stride  floats between rows, the same for both
-/// @param out         [dim, dim] row-major
-inline void cross_gram(const float* a, const float* b, std::size_t dim, std::size_t hidden_size,
-                       std::ptrdiff_t row_stride, float* out) {
-  const detail::DoubleMatrix product = detail::widened(a, dim, hidden_size, row_stride) *
-                                       detail::widened(b, dim, hidden_size, row_stride).transpose();
-  Eigen::Map<Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>,
-             Eigen::Unaligned>(out, product.rows(), product.cols()) = product.cast<float>();
-}
-
 /// The lower-triangular `factor` C [dim, dim] (row-major, zeros above the diagonal) with
 /// C C^T = W W^T for W [dim, hidden_size]. Then || v W ||_2 = || C^T v ||_2: dim^2 / 2
 /// multiply-adds for each v instead of dim * hidden_size.

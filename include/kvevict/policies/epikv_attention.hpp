@@ -3,11 +3,10 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
-#include "kvevict/core/slot_array.hpp"
 #include "kvevict/policies/epikv_rules.hpp"
 #include "kvevict/policies/policy.hpp"
+#include "kvevict/scoring/attention_columns.hpp"
 #include "kvevict/scoring/min_max.hpp"
-#include "kvevict/scoring/row_sums.hpp"
 #include "kvevict/temporal/decoded_tokens.hpp"
 #include "kvevict/temporal/hidden_trend.hpp"
 
@@ -46,14 +45,13 @@ class EpiKVAttentionMethod {
 
   EpiKVAttentionMethod(const Options& options, const CacheShape& shape)
       : options_(options),
-        share_(1.0F / static_cast<float>(shape.num_layers * shape.num_q_heads)),
         hidden_(shape,
                 {{detail::epikv_layers(kName, "layers", options.layers, kEpiKVLayerA, kEpiKVLayerA,
                                        shape.num_layers)}},
                 BandStatistic::kZScore,
                 detail::epikv_window(kName, options.window, options.max_rollback),
                 options.max_rollback),
-        attention_(shape, MaskScope::kModel) {
+        attention_(shape, RowReduce::kSum, HeadReduce::kGroupMean) {
     options_.recent_window = detail::epikv_recency(
         options.recent_window, detail::epikv_budget(kName, options.budget, shape));
   }
@@ -80,12 +78,13 @@ class EpiKVAttentionMethod {
     return decoded_in_step(sequence);
   }
   std::size_t observe_rows(const GroupRows& rows, const Sequence& /*sequence*/,
-                           const kernels::KernelSet& kernel) noexcept {
-    return add_rows(rows, share_, kernel, attention_.at(0));
+                           const kernels::KernelSet& kernel) {
+    return attention_.observe(rows, kernel);
   }
 
   void score(const ScoreInput& input, std::size_t lane, std::span<float> out) const {
-    const std::span<const float> attention = attention_.at(0);
+    const std::span<float> attention = input.scratch.floats(0, out.size());
+    attention_.mean(MaskScope::kModel, lane, input.kernel, attention);
     const std::span<const float> hidden = hidden_.scores();
     const std::span<const std::uint8_t> valid = input.view.lane(0, 0).valid;
     MinMax attention_range;
@@ -116,9 +115,8 @@ class EpiKVAttentionMethod {
 
  private:
   Options options_;
-  float share_;
   HiddenTrend hidden_;
-  SlotArray attention_;
+  AttentionColumns attention_;
 };
 
 using EpiKVAttention = Policy<EpiKVAttentionMethod>;

@@ -34,8 +34,9 @@ namespace detail {
 /// meaning.
 [[nodiscard]] inline std::size_t epikv_budget(std::string_view where, const Budget& budget,
                                               const CacheShape& shape) {
-  require(budget.is_tokens() || budget.is_total(), where, "budget", budget.count(),
-          "must be a number of tokens or a total, not a share");
+  if (!budget.is_tokens() && !budget.is_total()) {
+    throw_invalid_argument(where, "budget is a share; must be a number of tokens or a total");
+  }
   return budget.tokens_of(0, shape.num_layers * shape.num_kv_heads);
 }
 

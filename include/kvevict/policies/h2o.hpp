@@ -92,20 +92,8 @@ class H2OMethod {
     return sums_.observe(rows, kernel);
   }
 
-  // Heads that share a set are brought together here, not as rows come: a sum in the order of
-  // arrival would depend on the chunks of a prompt.
   void score(const ScoreInput& input, std::size_t lane, std::span<float> out) const noexcept {
-    for (std::size_t i = 0; i < heads_per_lane(); ++i) {
-      const std::size_t head = lane * heads_per_lane() + i;
-      const auto sums = sums_.of(head / shape_.num_kv_heads, head % shape_.num_kv_heads);
-      if (i == 0) {
-        std::copy(sums.begin(), sums.end(), out.begin());
-      } else {
-        input.kernel.add(1.0F, sums.data(), sums.size(), out.data());
-      }
-    }
-    if (heads_per_lane() > 1)
-      input.kernel.scale(1.0F / static_cast<float>(heads_per_lane()), out.size(), out.data());
+    sums_.mean(options_.scope, lane, input.kernel, out);
     if (!options_.lifetime_mean)
       return;
     const std::span<const float> counts = counts_.at(lane);

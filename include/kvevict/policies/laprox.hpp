@@ -51,7 +51,7 @@ struct LaProxOptions {
   Budget budget = 128;                  ///< tokens per KV head on average (B_total as a total)
   std::size_t observation_window = 32;  ///< last tokens of the prompt, whose queries vote (w)
   bool window_extra = false;            ///< the window comes on top of the budget
-  std::size_t min_keep = 0;             ///< entries that each head keeps, the window's counted
+  std::size_t min_keep = 1;             ///< entries that each head keeps, the window's counted
   GroupReading group_reading = GroupReading::kMeanNorms;
   ValueFactor value_factor = ValueFactor::kProjected;  ///< the rest: the indicator ablation
   Pooling pooling = {.kind = PoolKind::kAverage, .kernel_size = 7};

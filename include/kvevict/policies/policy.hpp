@@ -221,8 +221,10 @@ class Policy {
     detail::require(prompt_open_, kName, "begin calls", 0, "before end_prefill; 1 is needed");
     if (sequence_.pending_prompt() > 0)
       append(sequence_.pending_prompt());
-    check_view(as_view_ref(view));
+    const auto ref = as_view_ref(view);
+    check_view(ref);
     close_step();
+    sequence_.note_prompt_padding(padding_of(ref.lane(0, 0)));
     prompt_open_ = false;
     prefill_ended_ = true;
   }
@@ -283,6 +285,10 @@ class Policy {
     counters_.non_finite += report.non_finite;
     counters_.budget_not_reached += report.budget_not_reached ? 1 : 0;
     ++counters_.firings;
+    for (std::size_t lane = 0; lane < sequence_.num_lanes(); ++lane) {
+      sequence_.note_evicted_padding(
+          lane, selection_.evicted_padding(lane, mask.words(sequence_.mask_lane(mask, lane))));
+    }
     sequence_.apply(mask);
     each_state([&](auto& state) { state.apply(mask); });
     prefill_ended_ = false;
@@ -364,6 +370,10 @@ class Policy {
       longest = std::max(longest, sequence_.seq_len(layer, head));
     }
     return longest;
+  }
+  [[nodiscard]] static std::size_t padding_of(const Lane& lane) noexcept {
+    const auto valid = lane.valid.first(std::min(lane.valid.size(), lane.seq_len));
+    return static_cast<std::size_t>(std::count(valid.begin(), valid.end(), std::uint8_t{0}));
   }
   void check_layer(std::size_t layer) const {
     detail::require(layer < shape_.num_layers, kName, "layer", layer, "must be < num_layers");

@@ -30,7 +30,6 @@ enum class RowReduce : std::uint8_t {
 enum class HeadReduce : std::uint8_t {
   kNone,           ///< not here: one array per query head
   kGroupMean,      ///< mean over the group, row by row, before rows are reduced; per KV head
-  kLayerMean,      ///< the same over all query heads of the layer; one array per layer
   kGroupProducts,  ///< sum over rows of a_h * a_h' for each pair h <= h' of the group
 };
 
@@ -42,11 +41,9 @@ class AttentionColumns {
       : shape_(shape),
         row_reduce_(rows),
         head_reduce_(heads),
-        columns_(shape, heads == HeadReduce::kLayerMean ? MaskScope::kLayer : MaskScope::kHead,
-                 arrays_per_lane(shape, heads)) {}
+        columns_(shape, MaskScope::kHead, arrays_per_lane(shape, heads)) {}
 
   /// Adds the rows of one KV group; returns how many entries were not finite (rule R19).
-  /// The mean over a layer with kSquares or kMax is not defined by any policy and not offered.
   ///
   /// @param past  if given, a row counts on its first `past` slots only and is scaled to sum to 1
   ///              there, as a softmax over them would; a row without mass there adds nothing
@@ -76,11 +73,8 @@ class AttentionColumns {
         }
       } else if (row_reduce_ == RowReduce::kSum) {
         // Sums commute: each head goes straight into the mean.
-        const float share = head_reduce_ == HeadReduce::kGroupMean
-                                ? 1.0F / group
-                                : 1.0F / static_cast<float>(shape_.num_q_heads);
         for (std::size_t h = 0; h < rows.group_size; ++h) {
-          non_finite += kernel.add(share * scale(h), rows.row(h, r), n, column(0));
+          non_finite += kernel.add(scale(h) / group, rows.row(h, r), n, column(0));
         }
       } else {
         mean_.assign(n, 0.0F);
@@ -97,7 +91,24 @@ class AttentionColumns {
   /// (0,0), (0,1), .., (1,1), .., or the only one.
   [[nodiscard]] std::span<const float> of(std::size_t layer, std::size_t kv_head,
                                           std::size_t index = 0) const noexcept {
-    return columns_.at(shape_.lane_of(columns_.scope(), layer, kv_head), index);
+    return columns_.of(layer, kv_head, index);
+  }
+  /// The mean over the KV heads, counted through the model, that one lane of `scope` stands for.
+  /// Brought together here, not as rows come: a sum in the order of arrival would depend on how
+  /// many tokens come in one step (rule R18).
+  void mean(MaskScope scope, std::size_t lane, const kernels::KernelSet& kernel,
+            std::span<float> out) const noexcept {
+    const std::size_t num_heads = shape_.num_lanes(MaskScope::kHead) / shape_.num_lanes(scope);
+    for (std::size_t i = 0; i < num_heads; ++i) {
+      const std::span<const float> column = columns_.at(lane * num_heads + i);
+      if (i == 0) {
+        std::copy(column.begin(), column.end(), out.begin());
+      } else {
+        kernel.add(1.0F, column.data(), column.size(), out.data());
+      }
+    }
+    if (num_heads > 1)
+      kernel.scale(1.0F / static_cast<float>(num_heads), out.size(), out.data());
   }
   [[nodiscard]] std::size_t arrays_per_kv_head() const noexcept {
     return columns_.arrays_per_lane();

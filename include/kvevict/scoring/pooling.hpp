@@ -22,15 +22,6 @@ enum class PoolKind : std::uint8_t { kAverage, kMax };
       {{"average", PoolKind::kAverage}, {"max", PoolKind::kMax}}};
 }
 
-namespace kernels {
-
-[[nodiscard]] constexpr auto enum_names(PoolEdge /*type*/) noexcept {
-  return std::array<std::pair<std::string_view, PoolEdge>, 2>{
-      {{"zero_counted", PoolEdge::kZeroCounted}, {"shrink", PoolEdge::kShrink}}};
-}
-
-}  // namespace kernels
-
 /// Smoothing of scores over neighbouring slots, so that what stands beside an important token
 /// stays with it.
 struct Pooling {

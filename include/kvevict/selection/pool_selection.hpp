@@ -10,11 +10,11 @@
 #include "kvevict/core/scratch.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/selection/slot_bits.hpp"
 #include "kvevict/selection/top_k.hpp"
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -37,7 +37,7 @@ namespace detail {
 /// evicted counts, so that cutting twice cuts no deeper.
 [[nodiscard]] inline std::size_t len_with_evicted(const Sequence& sequence, std::size_t lane,
                                                   std::size_t len) noexcept {
-  return len + sequence.length() - sequence.seq_len(lane);
+  return len + sequence.num_evicted(lane);
 }
 
 /// Whether a pool holds more than its lanes may keep together. Looks at lengths only: where slots
@@ -73,8 +73,10 @@ inline void check_allocation(const Allocation& allocation, const Protection& pro
   const bool extra = allocation.protected_extra;
   require(extra || lane_budget >= windows, where, "budget", allocation.budget.count(),
           "must cover the sinks and the recent window");
-  require(saturating_add(lane_budget, extra ? windows : 0) >= allocation.min_keep, where, "budget",
-          allocation.budget.count(), "must cover min_keep in every lane");
+  if (allocation.competition != Competition::kLane) {
+    require(saturating_add(lane_budget, extra ? windows : 0) >= allocation.min_keep, where,
+            "budget", allocation.budget.count(), "must cover min_keep in every lane");
+  }
 }
 
 }  // namespace detail
@@ -103,6 +105,7 @@ class PoolSelection {
     for (std::size_t l = 0; l < num_lanes; ++l)
       mask_.add_lane(sequence.seq_len(l));
     report_ = {};
+    invalid_.resize(num_lanes);
     const std::size_t pools = allocation.num_pools(shape, num_lanes);
     const std::size_t lanes_per_pool = num_lanes / pools;
     for (std::size_t pool = 0; pool < pools; ++pool) {
@@ -115,6 +118,17 @@ class PoolSelection {
 
   [[nodiscard]] const KeepMask& mask() const noexcept { return mask_; }
   [[nodiscard]] const Report& report() const noexcept { return report_; }
+  /// How many slots that are missing in `kept`, the bits of a lane of the newest run, were not
+  /// valid then.
+  [[nodiscard]] std::size_t evicted_padding(std::size_t lane,
+                                            std::span<const std::uint64_t> kept) const noexcept {
+    if (lane >= invalid_.size() || invalid_[lane].size() != kept.size())
+      return 0;
+    std::size_t count = 0;
+    for (std::size_t w = 0; w < kept.size(); ++w)
+      count += static_cast<std::size_t>(std::popcount(invalid_[lane][w] & ~kept[w]));
+    return count;
+  }
 
  private:
   template <class Score, class Normalise>
@@ -141,12 +155,10 @@ class PoolSelection {
       const std::span<std::uint64_t> candidates(candidates_.data() + word, keep.size());
       const Lane lane =
           view.lane(shape.first_layer(sequence.scope(), l), shape.first_head(sequence.scope(), l));
-      const std::size_t lane_budget =
+      const Protected reserved =
           protect(sequence, lane, l, allocation, protection, keep, candidates);
-      const std::size_t reserved = detail::count_bits(keep);
-      report_.protected_entries += reserved;
-      quota = detail::saturating_add(quota, lane_budget);
-      held += allocation.protected_extra ? 0 : reserved - after_prompt_kept_;
+      quota = detail::saturating_add(quota, reserved.lane_budget);
+      held += allocation.protected_extra ? 0 : reserved.counted;
       num_candidates += detail::count_bits(candidates);
       lanes_.push_back({l, scores.subspan(slot, mask_.lane_len(l)), candidates, keep});
       word += keep.size();
@@ -158,61 +170,44 @@ class PoolSelection {
     if (quota > 0 && quota < num_candidates) {
       for (ScoredLane& lane : lanes_) {
         score(lane);
-        detail::for_each_bit(lane.candidates, [&](std::size_t s) {
-          if (!std::isfinite(lane.scores[s]))
-            ++report_.non_finite;
-        });
+        report_.non_finite += detail::count_non_finite(lane);
       }
       normalise(std::span<ScoredLane>(lanes_));
-      quota -= keep_floor(allocation, quota);
     }
+    if (num_lanes > 1 && quota < num_candidates)
+      quota -= keep_floor(allocation, quota);
     select_top_k(lanes_, quota);
   }
 
-  // Marks what stays anyway in `keep`, and everything else that is valid in `candidates`; returns
-  // the lane's budget.
-  std::size_t protect(const Sequence& sequence, const Lane& lane, std::size_t l,
-                      const Allocation& allocation, const Protection& protection,
-                      std::span<std::uint64_t> keep, std::span<std::uint64_t> candidates) {
+  // What protection leaves of one lane.
+  struct Protected {
+    std::size_t lane_budget = 0;
+    std::size_t counted = 0;  // protected entries that the budget pays for
+  };
+
+  // Marks what stays anyway in `keep`, and everything else that is valid in `candidates`.
+  Protected protect(const Sequence& sequence, const Lane& lane, std::size_t l,
+                    const Allocation& allocation, const Protection& protection,
+                    std::span<std::uint64_t> keep, std::span<std::uint64_t> candidates) {
     const std::size_t len = mask_.lane_len(l);
-    const auto set = [](std::span<std::uint64_t> bits, std::size_t s) {
-      bits[s / 64] |= std::uint64_t{1} << (s % 64);
-    };
-    std::size_t num_valid = len;
-    if (lane.valid.empty()) {
-      for (std::size_t w = 0; w < candidates.size(); ++w) {
-        const std::size_t rest = len - w * 64;
-        candidates[w] = rest >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << rest) - 1;
-      }
-    } else {
-      for (std::size_t s = 0; s < len; ++s) {
-        if (lane.valid[s] != 0)
-          set(candidates, s);
-      }
-      num_valid = detail::count_bits(candidates);
+    for (std::size_t w = 0; w < candidates.size(); ++w)
+      candidates[w] = detail::lowest_bits(len - w * 64);
+    invalid_[l].assign(lane.valid.empty() ? 0 : candidates.size(), 0);
+    for (std::size_t s = 0; s < lane.valid.size() && s < len; ++s) {
+      if (lane.valid[s] == 0)
+        invalid_[l][s / 64] |= std::uint64_t{1} << (s % 64);
     }
-    const auto take = [&](std::size_t s) {
-      const std::uint64_t bit = std::uint64_t{1} << (s % 64);
-      if ((candidates[s / 64] & bit) == 0)
-        return false;
-      candidates[s / 64] &= ~bit;
-      keep[s / 64] |= bit;
-      return true;
-    };
+    for (std::size_t w = 0; w < invalid_[l].size(); ++w)
+      candidates[w] &= ~invalid_[l][w];
+    detail::SlotTaker taker(keep, candidates);
+    const std::size_t end = protection.after_prompt ? detail::len_without_decode(sequence, l) : len;
+    const std::size_t num_extra = taker.take(end, len);
+    const std::size_t num_valid = detail::count_bits(candidates);
+    std::size_t counted = 0;
     const auto take_span = [&](const PositionSpan& span) {
-      const std::size_t last = sequence.slots_before(l, static_cast<std::size_t>(span.last));
-      std::size_t s = sequence.slots_before(l, static_cast<std::size_t>(span.first));
-      for (; s < last; ++s)
-        take(s);
+      counted += taker.take(sequence.slots_before(l, static_cast<std::size_t>(span.first)),
+                            sequence.slots_before(l, static_cast<std::size_t>(span.last)));
     };
-    after_prompt_kept_ = 0;
-    std::size_t end = len;
-    if (protection.after_prompt) {
-      end = detail::len_without_decode(sequence, l);
-      for (std::size_t s = end; s < len; ++s)
-        after_prompt_kept_ += take(s) ? 1 : 0;
-      num_valid -= after_prompt_kept_;
-    }
     for (const PositionSpan& span : sequence.pinned())
       take_span(span);
     if (protection.prompt) {
@@ -222,35 +217,17 @@ class PoolSelection {
     // Windows come in slots that are still free only where the budget has room for them.
     const std::size_t lane_budget =
         allocation.lane_budget(sequence.shape(), detail::len_with_evicted(sequence, l, num_valid));
-    const std::size_t spans = detail::count_bits(keep) - after_prompt_kept_;
-    std::size_t room = allocation.protected_extra ? len
-                       : lane_budget > spans      ? lane_budget - spans
-                                                  : 0;
+    std::size_t room = lane_budget > counted ? lane_budget - counted : 0;
+    if (allocation.protected_extra)
+      room = len;
     const std::size_t windows =
         detail::saturating_add(protection.recent_window, protection.num_sink_tokens);
-    if (std::min(windows, num_valid) > room + spans)
+    if (std::min(windows, num_valid) > detail::saturating_add(room, counted))
       report_.budget_not_reached = true;
-    take_window(
-        protection.recent_window, end, room, lane.valid,
-        [](std::size_t i, std::size_t n) { return n - 1 - i; }, take);
-    take_window(
-        protection.num_sink_tokens, end, room, lane.valid,
-        [](std::size_t i, std::size_t) { return i; }, take);
-    return lane_budget;
-  }
-
-  // Takes the first `count` valid slots of [0, end) in the given order, at most `room` new ones.
-  template <class Order, class Take>
-  static void take_window(std::size_t count, std::size_t end, std::size_t& room,
-                          std::span<const std::uint8_t> valid, Order&& order, Take&& take) {
-    for (std::size_t i = 0; i < end && count > 0 && room > 0; ++i) {
-      const std::size_t slot = order(i, end);
-      if (!valid.empty() && valid[slot] == 0)
-        continue;
-      --count;
-      if (take(slot))
-        --room;
-    }
+    const std::size_t newest = taker.take_newest(end, protection.recent_window, room);
+    counted += newest + taker.take_oldest(end, protection.num_sink_tokens, room - newest);
+    report_.protected_entries += counted + num_extra;
+    return {lane_budget, counted};
   }
 
   // Gives every lane its minimum first (rule R15); returns how much of the quota that took.
@@ -276,9 +253,9 @@ class PoolSelection {
   KeepMask mask_;
   Report report_;
   std::vector<std::uint64_t> candidates_;
+  std::vector<std::vector<std::uint64_t>> invalid_;  // by lane; empty where all slots are valid
   std::vector<ScoredLane> lanes_;
   Scratch scores_;
-  std::size_t after_prompt_kept_ = 0;
 };
 
 KVEVICT_NAMESPACE_END

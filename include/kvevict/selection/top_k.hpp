@@ -3,10 +3,12 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
+#include "kvevict/selection/slot_bits.hpp"
 
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -23,27 +25,6 @@ struct ScoredLane {
 };
 
 namespace detail {
-
-template <class Visit>
-void for_each_bit(std::span<const std::uint64_t> bits, Visit&& visit) {
-  for (std::size_t w = 0; w < bits.size(); ++w) {
-    if (bits[w] == ~std::uint64_t{0}) {
-      for (std::size_t b = 0; b < 64; ++b)
-        visit(w * 64 + b);
-    } else {
-      for (std::uint64_t word = bits[w]; word != 0; word &= word - 1) {
-        visit(w * 64 + static_cast<std::size_t>(std::countr_zero(word)));
-      }
-    }
-  }
-}
-
-[[nodiscard]] inline std::size_t count_bits(std::span<const std::uint64_t> bits) noexcept {
-  std::size_t count = 0;
-  for (const std::uint64_t word : bits)
-    count += static_cast<std::size_t>(std::popcount(word));
-  return count;
-}
 
 /// Calls visit(word_index, candidate bits, keys) for every 64 slots of a lane that hold a
 /// candidate; key b belongs to bit b. A loop of its own for the keys, so that it vectorises.
@@ -110,6 +91,24 @@ inline std::uint32_t threshold_key(std::span<const ScoredLane> lanes, std::size_
   return prefix;
 }
 
+/// Candidates whose score is NaN or infinite.
+[[nodiscard]] inline std::size_t count_non_finite(const ScoredLane& lane) noexcept {
+  constexpr std::uint32_t kExponent = 0x7F800000U;
+  std::size_t count = 0;
+  for (std::size_t w = 0; w < lane.candidates.size(); ++w) {
+    const std::span<const float> scores = lane.scores.subspan(w * 64);
+    const std::size_t size = std::min<std::size_t>(64, scores.size());
+    std::uint32_t any = 0;  // a loop of its own, so that it vectorises
+    for (std::size_t b = 0; b < size; ++b)
+      any |= (std::bit_cast<std::uint32_t>(scores[b]) & kExponent) == kExponent ? 1U : 0U;
+    if (any == 0)
+      continue;
+    for_each_bit(lane.candidates.subspan(w, 1),
+                 [&](std::size_t b) { count += std::isfinite(scores[b]) ? 0 : 1; });
+  }
+  return count;
+}
+
 // Marks all candidates but the worst one: lowest key, then latest lane and slot. One pass, for
 // policies that evict a token in every step.
 inline void drop_worst(std::span<const ScoredLane> lanes) noexcept {
@@ -118,6 +117,13 @@ inline void drop_worst(std::span<const ScoredLane> lanes) noexcept {
   std::size_t worst_slot = 0;
   for (std::size_t l = 0; l < lanes.size(); ++l) {
     for_each_key_word(lanes[l], [&](std::size_t w, std::uint64_t bits, const auto& keys) {
+      if (bits == ~std::uint64_t{0}) {
+        std::uint32_t lowest = keys[0];  // a loop of its own, so that it vectorises
+        for (const std::uint32_t key : keys)
+          lowest = std::min(lowest, key);
+        if (lowest > worst)
+          return;
+      }
       for (; bits != 0; bits &= bits - 1) {
         const auto b = static_cast<std::size_t>(std::countr_zero(bits));
         if (keys[b] <= worst) {

@@ -7,13 +7,14 @@
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/types.hpp"
 
+#include <algorithm>
 #include <cstddef>
 
 KVEVICT_NAMESPACE_BEGIN
 
-/// How long the sequence was when its first prompt was complete (L0). Papers that take a share of
-/// it as their budget keep that number of tokens from then on, however long the sequence grows and
-/// whatever prompts follow.
+/// How long the sequence was when its first prompt was complete (L0), without padding. Papers that
+/// take a share of it as their budget keep that number of tokens from then on, however long the
+/// sequence grows and whatever prompts follow.
 class FirstPrompt {
  public:
   /// To be called when a prompt was begun.
@@ -25,7 +26,9 @@ class FirstPrompt {
   /// `budget` with a share turned into that share of the first prompt; where no prompt was begun,
   /// of all tokens so far, evicted ones included. Before there is any token a share stays one.
   [[nodiscard]] Budget frozen(const Budget& budget, const Sequence& sequence) const noexcept {
-    const std::size_t length = length_ > 0 ? length_ : sequence.length();
+    const std::size_t length = length_ > 0
+                                   ? length_ - std::min(length_, sequence.first_prompt_padding())
+                                   : sequence.length();
     if (budget.is_tokens() || budget.is_total() || length == 0)
       return budget;
     return budget.tokens_of(length);
