@@ -1,16 +1,20 @@
 # Every public header. A new one is added here by check_headers.cmake -D UPDATE=ON.
 set(KVEVICT_HEADERS
     include/kvevict/allocation/allocation.hpp
+    include/kvevict/allocation/first_prompt.hpp
+    include/kvevict/allocation/heavy_and_recent.hpp
     include/kvevict/any_policy.hpp
     include/kvevict/config.hpp
     include/kvevict/core/budget.hpp
     include/kvevict/core/counters.hpp
     include/kvevict/core/error.hpp
     include/kvevict/core/eviction_policy.hpp
+    include/kvevict/core/function_ref.hpp
     include/kvevict/core/keep_mask.hpp
     include/kvevict/core/lane.hpp
     include/kvevict/core/protection.hpp
     include/kvevict/core/rerotation.hpp
+    include/kvevict/core/scored_lane.hpp
     include/kvevict/core/scratch.hpp
     include/kvevict/core/sequence.hpp
     include/kvevict/core/shape.hpp
@@ -29,6 +33,7 @@ set(KVEVICT_HEADERS
     include/kvevict/kernels/scalar.hpp
     include/kvevict/kvevict.hpp
     include/kvevict/option_text.hpp
+    include/kvevict/policies/composed.hpp
     include/kvevict/policies/controls.hpp
     include/kvevict/policies/epikv.hpp
     include/kvevict/policies/epikv_attention.hpp
@@ -38,37 +43,45 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/epikv_segments.hpp
     include/kvevict/policies/h2o.hpp
     include/kvevict/policies/inertiakv.hpp
+    include/kvevict/policies/key_geometry.hpp
     include/kvevict/policies/laprox.hpp
     include/kvevict/policies/policy.hpp
     include/kvevict/policies/snapkv.hpp
     include/kvevict/policies/streaming_llm.hpp
+    include/kvevict/policies/tova.hpp
     include/kvevict/scoring/attention_columns.hpp
     include/kvevict/scoring/attention_rows.hpp
+    include/kvevict/scoring/attention_signals.hpp
+    include/kvevict/scoring/cache_signals.hpp
     include/kvevict/scoring/group_reduce.hpp
     include/kvevict/scoring/kv_part.hpp
     include/kvevict/scoring/lag_deviation.hpp
+    include/kvevict/scoring/lane_scores.hpp
     include/kvevict/scoring/min_max.hpp
     include/kvevict/scoring/normalize.hpp
     include/kvevict/scoring/observation_window.hpp
     include/kvevict/scoring/output_contribution.hpp
     include/kvevict/scoring/output_projection.hpp
+    include/kvevict/scoring/pipeline.hpp
     include/kvevict/scoring/pooling.hpp
     include/kvevict/scoring/projected_norms.hpp
     include/kvevict/scoring/row_blocks.hpp
     include/kvevict/scoring/row_counts.hpp
     include/kvevict/scoring/row_entropy.hpp
     include/kvevict/scoring/row_sums.hpp
+    include/kvevict/scoring/score_input.hpp
     include/kvevict/scoring/spoiling_sum.hpp
+    include/kvevict/scoring/stages.hpp
     include/kvevict/scoring/step_rows.hpp
     include/kvevict/scoring/token_variance.hpp
     include/kvevict/scoring/value_norms.hpp
+    include/kvevict/scoring/weighted_rows.hpp
     include/kvevict/selection/pool_selection.hpp
     include/kvevict/selection/segment_caps.hpp
     include/kvevict/selection/slot_bits.hpp
     include/kvevict/selection/streaming_top_k.hpp
     include/kvevict/selection/top_k.hpp
     include/kvevict/temporal/decoded_tokens.hpp
-    include/kvevict/temporal/first_prompt.hpp
     include/kvevict/temporal/frozen_scores.hpp
     include/kvevict/temporal/hidden_delta.hpp
     include/kvevict/temporal/hidden_trend.hpp

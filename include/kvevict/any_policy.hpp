@@ -45,10 +45,10 @@ class AnyPolicy {
   template <class P>
     requires(!std::same_as<P, AnyPolicy> && EvictionPolicy<P>)
   explicit AnyPolicy(P policy) : self_(std::make_unique<Model<P>>(std::move(policy))) {}
-  AnyPolicy(const AnyPolicy& other) : self_(other.self_->clone()) {}
+  AnyPolicy(const AnyPolicy& other) : self_(other.self_ ? other.self_->clone() : nullptr) {}
   AnyPolicy& operator=(const AnyPolicy& other) {
     if (this != &other)
-      self_ = other.self_->clone();
+      self_ = AnyPolicy(other).self_;
     return *this;
   }
   AnyPolicy(AnyPolicy&&) noexcept = default;

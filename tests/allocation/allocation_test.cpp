@@ -32,7 +32,7 @@ TEST(Allocation, ATotalIsSpentToTheLastEntry) {
          {Competition::kLane, Competition::kLayer, Competition::kModel}) {
       const Allocation allocation{.budget = Budget::total(total), .competition = competition};
       const std::size_t pools = allocation.num_pools(kShape, kLanes);
-      std::size_t spent = kLanes * allocation.lane_budget(kShape, 1000);
+      std::size_t spent = kLanes * allocation.lane_budget(kShape, 0, 1000);
       std::size_t before = total;
       for (std::size_t pool = 0; pool < pools; ++pool) {
         const std::size_t extra = allocation.remainder(kShape, kLanes, pool);
@@ -49,7 +49,7 @@ TEST(Allocation, ATotalIsSpentToTheLastEntry) {
 // in six lanes, and the one that is left buys none.
 TEST(Allocation, ATotalCountsASharedLaneOftener) {
   const Allocation allocation{.budget = Budget::total(13)};
-  EXPECT_EQ(allocation.lane_budget(kShape, 1000), 2U);
+  EXPECT_EQ(allocation.lane_budget(kShape, 0, 1000), 2U);
   EXPECT_EQ(allocation.remainder(kShape, 1, 0), 0U);
   const Allocation two_more{.budget = Budget::total(14)};  // 14 = 3 layers * 2 heads * 2 + 2
   EXPECT_EQ(two_more.remainder(kShape, 3, 0), 1U);
@@ -60,7 +60,7 @@ TEST(Allocation, OtherBudgetsLeaveNoRemainder) {
   EXPECT_EQ(Allocation{.budget = 7}.remainder(kShape, kLanes, 0), 0U);
   const Allocation half{.budget = Budget::keep_ratio(0.5)};
   EXPECT_EQ(half.remainder(kShape, kLanes, 0), 0U);
-  EXPECT_EQ(half.lane_budget(kShape, 9), 4U);
+  EXPECT_EQ(half.lane_budget(kShape, 0, 9), 4U);
 }
 
 }  // namespace

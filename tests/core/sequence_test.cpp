@@ -150,14 +150,31 @@ TEST(Sequence, TruncateTakesBackPromptsAndPins) {
   EXPECT_EQ(sequence.pinned().size(), 1U);
 }
 
-TEST(Sequence, TruncateCancelsAPromptThatIsNotComplete) {
+// A chunk that is taken back is to be appended again; taking all of a prompt back cancels it.
+TEST(Sequence, TruncateInsideAPromptLeavesItOpen) {
   Sequence sequence("Test", kShape, MaskScope::kModel);
+  sequence.append(3);
   sequence.begin(5, {});
   sequence.append(2);
-  sequence.truncate(1);
+  sequence.truncate(4);
+  EXPECT_EQ(sequence.pending_prompt(), 4U);
+  EXPECT_EQ(sequence.prompt().last, 8);
+  EXPECT_TRUE(refuses([&] { sequence.begin(3, {}); }, {"pending prompt"}));
+  sequence.truncate(4);
+  EXPECT_EQ(sequence.pending_prompt(), 4U);
+  sequence.truncate(3);
   EXPECT_FALSE(sequence.in_prompt());
-  EXPECT_EQ(sequence.prompt().last, 1);
+  EXPECT_TRUE(sequence.prompts().empty());
   EXPECT_NO_THROW(sequence.begin(3, {}));
+}
+
+TEST(Sequence, TruncateInsideACompletePromptShortensIt) {
+  Sequence sequence("Test", kShape, MaskScope::kModel);
+  sequence.begin(5, {});
+  sequence.append(5);
+  sequence.truncate(2);
+  EXPECT_FALSE(sequence.in_prompt());
+  EXPECT_EQ(sequence.prompt().last, 2);
 }
 
 // What an observation window needs of each chunk: the newest rows that lie inside it.

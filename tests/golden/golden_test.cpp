@@ -1,13 +1,6 @@
 #include "support/golden.hpp"
 
-#include "golden/epikv_cases.hpp"
-#include "golden/h2o_cases.hpp"
-#include "golden/inertiakv_cases.hpp"
-#include "golden/laprox_cases.hpp"
-#include "golden/model_cases.hpp"
-#include "golden/selection_cases.hpp"
-#include "golden/snapkv_cases.hpp"
-#include "golden/streaming_llm_cases.hpp"
+#include "golden/drivers.hpp"
 
 #include <gtest/gtest.h>
 
@@ -35,11 +28,14 @@ const std::map<std::string, GoldenDriver>& drivers() {
       {"h2o", run_h2o},
       {"inertiakv", run_inertiakv},
       {"inertiakv_budget", run_inertiakv_budget},
+      {"keydiff", run_keydiff},
+      {"knorm", run_knorm},
       {"laprox", run_laprox},
       {"selection_global", run_selection_global},
       {"selection_topk", run_selection_topk},
       {"snapkv", run_snapkv},
       {"streaming_llm", run_streaming_llm},
+      {"tova", run_tova},
   };
   return map;
 }

@@ -30,7 +30,10 @@ struct WindowPrompt {
   std::vector<std::vector<float>> attention;  // each layer's [num_q_heads, window, len], or none
 
   WindowPrompt(const GoldenCase& golden, const std::string& window_name)
-      : len(golden.count("n")), window(golden.count(window_name)) {
+      : WindowPrompt(golden, golden.count(window_name)) {}
+  /// @param num_rows  that queries and attention have; 0: there are none
+  WindowPrompt(const GoldenCase& golden, std::size_t num_rows)
+      : len(golden.count("n")), window(num_rows) {
     const bool one_layer = !golden.has("num_layers");
     shape = {.num_layers = one_layer ? 1 : golden.count("num_layers"),
              .num_q_heads = golden.count("num_q_heads"),
@@ -42,8 +45,11 @@ struct WindowPrompt {
       if (golden.has(layer + "values")) {
         append(golden, layer + "values", shape.num_kv_heads * len * shape.head_dim, values);
       }
+      queries.emplace_back();
+      if (window == 0)
+        continue;
       append(golden, layer + "queries", shape.num_q_heads * window * shape.head_dim,
-             queries.emplace_back());
+             queries.back());
       if (golden.has(layer + "attention")) {
         append(golden, layer + "attention", shape.num_q_heads * window * len,
                attention.emplace_back());
@@ -85,6 +91,8 @@ struct WindowPrompt {
     std::size_t chunk;  // tokens per append; 0: the prompt in one piece, without append
   };
   [[nodiscard]] std::vector<Way> ways() const {
+    if (window == 0)
+      return {{"cache alone", false, 0}};
     std::vector<Way> result{{"queries", false, 0}, {"queries in chunks", false, 7}};
     if (!attention.empty()) {
       result.push_back({"rows", true, 0});
@@ -109,7 +117,9 @@ struct WindowPrompt {
         if (policy.wanted_attention_rows(layer) > rows) {
           throw std::logic_error("more rows are wanted than the window has");
         }
-        if (way.rows) {
+        if constexpr (P::kAttentionUse == kvevict::AttentionUse::kNone) {
+          continue;
+        } else if (way.rows) {
           policy.observe_attention(layer, attention_rows(layer, first, rows));
         } else {
           policy.observe_queries(layer, query_rows(layer, first, rows), view(done));
@@ -142,7 +152,7 @@ struct WindowPrompt {
     std::vector<float> result(shape.num_kv_heads * len);
     for (std::size_t head = 0; head < shape.num_kv_heads; ++head) {
       policy.method().score({ref, policy.sequence(), kvevict::kernels::best(), scratch},
-                            layer * shape.num_kv_heads + head,
+                            shape.lane_of(policy.sequence().scope(), layer, head),
                             std::span(result).subspan(head * len, len));
     }
     return result;

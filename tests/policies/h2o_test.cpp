@@ -379,6 +379,29 @@ TEST(H2O, SharesAreOfTokensNotOfPadding) {
   EXPECT_EQ(session.kept(), (Positions{5, 6, 8}));
 }
 
+// Padding that a cut between chunks took away is no token of the first prompt either.
+TEST(H2O, SharesForgetPaddingThatWentBetweenChunks) {
+  H2O policy({.heavy = Budget::keep_ratio(0.25),
+              .recent = Budget::keep_ratio(0.25),
+              .cut_between_chunks = true},
+             kOneHead);
+  kvevict_test::WindowCache cache(kOneHead, 20);
+  policy.begin(20);
+  for (std::size_t chunk = 0; chunk < 2; ++chunk) {
+    cache.append(10);
+    policy.append(10);
+    cache.valid().assign(cache.seq_len(), 1);
+    std::fill_n(cache.valid().begin(), chunk == 0 ? 8 : 0, std::uint8_t{0});
+    const KeepMask mask = policy.select(cache.view());
+    cache.valid().clear();
+    cache.evict(mask);
+    policy.apply(mask);
+  }
+  policy.end_prefill(cache.view());
+  EXPECT_EQ(policy.sequence().first_prompt_padding(), 8U);
+  EXPECT_EQ(policy.select(cache.view()).total_count(), 6U);  // half of twelve
+}
+
 TEST(H2O, SecondPromptAddsToTheSums) {
   auto session = session_of({.heavy = 2, .recent = 1}, kOneHead, rows_with_sums({3, 1, 2, 0}));
   session.cut();
@@ -440,7 +463,7 @@ TEST(H2O, RefusesWhatCannotWork) {
 
 TEST(H2O, OptionsCanBeWritten) {
   H2OOptions options;
-  detail::read_options<H2OMethod>(
+  detail::read_options<H2ORecipe>(
       "heavy=12,recent=20%,scope=model,lifetime_mean=true,cut_between_chunks=1", options);
   EXPECT_EQ(options.heavy.count(), 12U);
   EXPECT_EQ(options.recent.tokens_of(100), 20U);

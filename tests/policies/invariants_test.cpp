@@ -61,7 +61,7 @@ class PolicyInvariants : public testing::TestWithParam<PolicyCase> {
             answer_is_extra ? len - sequence.slots_before(
                                         lane, static_cast<std::size_t>(sequence.prompt().last))
                             : 0;
-        quota += static_cast<double>(allocation.lane_budget(kToyShape, len));
+        quota += static_cast<double>(allocation.lane_budget(kToyShape, 0, len));
         held += len - answer;
         extra += answer;
       }
@@ -477,6 +477,7 @@ TEST_P(PolicyInvariants, SignalsThatAreMissingAreCounted) {
     deaf.append(5);
     for (std::size_t layer = 0; layer < kToyShape.num_layers; ++layer)
       wanted += deaf.wanted_attention_rows(layer) > 0 ? 1 : 0;
+    wanted += deaf.wants_cache() ? 1 : 0;
   };
   deaf.begin(10);
   step();

@@ -732,7 +732,7 @@ TEST(LaProx, RefusesOptionsThatCannotWork) {
 
 TEST(LaProx, OptionsCanBeWrittenAsText) {
   LaProxOptions options;
-  detail::read_options<LaProxMethod>(
+  detail::read_options<LaProxRecipe>(
       "budget=total:4096,observation_window=16,window_extra=true,min_keep=20,"
       "group_reading=exact,value_factor=norm,pooling=max,pool_kernel_size=3,pool_edge=shrink,"
       "pool_stage=product,competition=layer,normaliser=all_slots",

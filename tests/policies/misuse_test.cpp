@@ -38,6 +38,16 @@ AttentionRows rows(const std::vector<float>& data, std::size_t num_rows) {
           .row_stride = 64};
 }
 
+/// Scores of the first lane.
+template <class P>
+std::vector<float> scores_in(const P& policy, const views::ContiguousView& view) {
+  Scratch scratch;
+  const ViewRef ref(view);
+  std::vector<float> scores(policy.sequence().seq_len(0));
+  policy.method().score({ref, policy.sequence(), kernels::best(), scratch}, 0, scores);
+  return scores;
+}
+
 // 0.25 would become 0 tokens and -1 all of them.
 TEST(Misuse, ABudgetIsMadeOfAWholeNumberOrSaysWhatItIs) {
   static_assert(std::constructible_from<Budget, int>);
@@ -157,6 +167,121 @@ TEST(Misuse, ShapesOfRowsAndQueriesAreChecked) {
   wrong.row_stride = 0;
   EXPECT_THROW(policy.observe_queries(0, wrong, cache.view(20)), InvalidArgument);
   EXPECT_NO_THROW(policy.observe_queries(0, queries, cache.view(20)));
+}
+
+// Rows of two floats where the policy was made for four: nothing is read.
+TEST(Misuse, QueriesAgainstACacheOfAnotherShapeAreAnError) {
+  Cache cache;
+  const std::vector<float> data(2 * 64 * 4, 0.01F);
+  const QueryRows queries{
+      .data = data.data(), .num_q_heads = 2, .num_rows = 8, .head_stride = 32, .row_stride = 4};
+  SnapKV policy({.budget = 16, .observation_window = 8}, kShape);
+  policy.begin(20);
+  CacheShape narrow = kShape;
+  narrow.head_dim = 2;
+  const auto tensor = views::Tensor::nhd(cache.data.data(), ElementType::kF32, 64, 1, 2);
+  EXPECT_THROW(
+      policy.observe_queries(0, queries, views::ContiguousView(narrow, tensor, tensor, 20)),
+      InvalidArgument);
+}
+
+// The second head's lane has a wrong length: nothing of the layer may count, so the corrected call
+// leaves what a single call leaves.
+TEST(Misuse, ALayerThatIsRefusedCountsNothing) {
+  constexpr CacheShape kTwo{.num_layers = 1, .num_q_heads = 2, .num_kv_heads = 2, .head_dim = 4};
+  std::vector<float> data(2 * 64 * 4);
+  for (std::size_t i = 0; i < data.size(); ++i)
+    data[i] = static_cast<float>(i % 7) * 0.25F;
+  const auto tensor = views::Tensor::nhd(data.data(), ElementType::kF32, 64, 2, 4);
+  const std::vector<std::size_t> uneven = {10, 9};
+  const QueryRows queries{
+      .data = data.data(), .num_q_heads = 2, .num_rows = 10, .head_stride = 40, .row_stride = 4};
+  const auto sums = [&](bool retry) {
+    H2O policy({.heavy = 2, .recent = 2}, kTwo);
+    policy.begin(10);
+    if (retry) {
+      EXPECT_THROW(
+          policy.observe_queries(0, queries, views::ContiguousView(kTwo, tensor, tensor, uneven)),
+          InvalidArgument);
+    }
+    const views::ContiguousView view(kTwo, tensor, tensor, 10);
+    policy.observe_queries(0, queries, view);
+    policy.end_prefill(view);
+    return scores_in(policy, view);
+  };
+  EXPECT_EQ(sums(true), sums(false));
+}
+
+// A rollback to where the sequence is does nothing, inside a prompt too.
+TEST(Misuse, TruncateToTheSameLengthKeepsThePromptOpen) {
+  Cache cache;
+  const PositionSpan pinned[] = {{38, 40}};
+  SnapKV policy({.budget = 8, .observation_window = 4}, kShape);
+  policy.begin(40, pinned);
+  policy.append(20);
+  policy.truncate(20);
+  policy.append(20);
+  EXPECT_EQ(policy.wanted_attention_rows(0), 4U);
+  policy.end_prefill(cache.view(40));
+  const KeepMask& mask = policy.select(cache.view(40));
+  EXPECT_EQ(mask.count(0, 0), 8U);
+  EXPECT_TRUE(mask.keeps(0, 0, 38));
+}
+
+// A chunk that is taken back is to be fed again; the prompt is as long as it was announced.
+TEST(Misuse, TruncateInsideAPromptTakesTokensBackAndLeavesThePrompt) {
+  Cache cache;
+  SnapKV policy({.budget = 8, .observation_window = 4}, kShape);
+  policy.begin(40);
+  policy.append(20);
+  policy.truncate(12);
+  EXPECT_EQ(policy.sequence().pending_prompt(), 28U);
+  EXPECT_THROW(policy.append(29), InvalidArgument);
+  policy.append(28);
+  policy.end_prefill(cache.view(40));
+  EXPECT_EQ(policy.select(cache.view(40)).count(0, 0), 8U);
+  // Back before its begin, the prompt is gone.
+  policy.begin(10);
+  policy.append(4);
+  policy.truncate(40);
+  EXPECT_EQ(policy.sequence().pending_prompt(), 0U);
+  EXPECT_THROW(policy.end_prefill(cache.view(40)), InvalidArgument);
+}
+
+// A share of what has come so far would cut deeper the smaller the chunks are.
+TEST(Misuse, AShareDoesNotCutInsideAPrompt) {
+  Cache cache;
+  const auto kept = [&](std::size_t chunk) {
+    RandomEviction policy({.budget = Budget::keep_ratio(0.25)}, kShape);
+    policy.begin(40);
+    std::size_t len = 0;
+    for (std::size_t fed = 0; fed < 40; fed += chunk) {
+      policy.append(chunk);
+      len += chunk;
+      if (policy.should_evict()) {
+        const KeepMask mask = policy.select(cache.view(len));
+        len = mask.count(0, 0);
+        policy.apply(mask);
+      }
+    }
+    std::vector<Position> positions;
+    for (std::size_t slot = 0; slot < len; ++slot)
+      positions.push_back(policy.sequence().position(0, slot));
+    return positions;
+  };
+  EXPECT_EQ(kept(40).size(), 10U);
+  EXPECT_EQ(kept(10), kept(40));
+}
+
+// Value norms that never came: the step has no score, and the counter says so.
+TEST(Misuse, AMissingLookAtTheCacheIsCounted) {
+  const std::vector<float> data(2 * 64, 0.01F);
+  InertiaKVValueNorm policy({.budget = 16}, kShape);
+  policy.append(1);
+  policy.observe_attention(0, rows(data, 1));
+  policy.observe_attention(1, rows(data, 1));
+  policy.append(1);
+  EXPECT_EQ(policy.counters().missing_signals, 1U);
 }
 
 TEST(Misuse, RollbackBufferHasALimit) {

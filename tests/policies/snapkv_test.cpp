@@ -512,7 +512,7 @@ TEST(SnapKV, RefusesOptionsThatCannotWork) {
 
 TEST(SnapKV, OptionsCanBeWrittenAsText) {
   SnapKVOptions options;
-  detail::read_options<SnapKVMethod>(
+  detail::read_options<SnapKVRecipe>(
       "budget=10%,observation_window=8,pooling=max,pool_kernel_size=7,pool_edge=shrink,"
       "group_reduce=max,pool_first=true,softmax_support=past,protect_window=false",
       options);

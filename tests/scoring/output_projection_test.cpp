@@ -195,7 +195,7 @@ TEST(ProjectedNorms, HalfPrecisionValuesDoNotOverflow) {
                   projection.factors(0, 0, GroupReading::kMeanNorms), kernels::best(), gathered,
                   norm);
   EXPECT_NEAR(norm[0], 1000.0F, 1e-2F);
-  value_norms(view.lane(0, 0).values, 2, 0, 1, kernels::best(), gathered, norm);
+  row_norms(view.lane(0, 0).values, 2, 0, 1, kernels::best(), gathered, norm);
   EXPECT_NEAR(norm[0], 1000.0F, 1e-2F);
 }
 

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -237,6 +238,37 @@ TEST(PoolSelection, WindowsTakeWhatTheBudgetHasRoomFor) {
   s.allocation.budget = 5;
   s.protection = {.num_sink_tokens = 5, .recent_window = 3, .prompt = true};
   EXPECT_EQ(s.run({std::vector<float>(7, 0.0F)}), (Texts{"1110011"}));
+}
+
+/// A view whose layers see different slots.
+struct WindowedLayers {
+  CacheShape view_shape;
+  std::array<std::vector<std::uint8_t>, 2> valid;
+
+  [[nodiscard]] const CacheShape& shape() const { return view_shape; }
+  [[nodiscard]] Lane lane(std::size_t layer, std::size_t /*kv_head*/) const {
+    Lane lane;
+    lane.seq_len = valid[layer].size();
+    lane.valid = valid[layer];
+    return lane;
+  }
+};
+
+// One set for two layers, of which the first sees a window only: a slot that one layer needs has to
+// stay a candidate, and the sinks are the first slots that anybody sees.
+TEST(PoolSelection, ASharedSetHasTheSlotsThatAnyLayerHas) {
+  const CacheShape shape{.num_layers = 2, .num_q_heads = 1, .num_kv_heads = 1, .head_dim = 1};
+  for (const std::size_t windowed : {0U, 1U}) {
+    Sequence sequence("Test", shape, MaskScope::kModel);
+    sequence.append(6);
+    WindowedLayers view{shape, {{{0, 1, 1, 1, 1, 1}, {0, 1, 1, 1, 1, 1}}}};
+    view.valid[windowed] = {0, 0, 0, 1, 1, 1};
+    PoolSelection selection;
+    selection.run(
+        sequence, ViewRef(view), {.budget = 3}, {.num_sink_tokens = 1, .recent_window = 2},
+        [](ScoredLane&) {}, [](std::span<ScoredLane>) {});
+    EXPECT_EQ(kvevict_test::text_of(selection.mask()), "010011") << windowed;
+  }
 }
 
 TEST(PoolSelection, PinsAreFoundByPositionAfterAnEviction) {

@@ -37,6 +37,7 @@ class AnyTestPolicy {
     return self_->wanted_attention_rows(layer);
   }
   [[nodiscard]] bool wants_hidden(std::size_t layer) const { return self_->wants_hidden(layer); }
+  [[nodiscard]] bool wants_cache() const { return self_->wants_cache(); }
   void observe_attention(std::size_t layer, const kvevict::AttentionRows& rows) {
     self_->observe_attention(layer, rows);
   }
@@ -85,6 +86,7 @@ class AnyTestPolicy {
     virtual void append(std::size_t count) = 0;
     virtual std::size_t wanted_attention_rows(std::size_t layer) const = 0;
     virtual bool wants_hidden(std::size_t layer) const = 0;
+    virtual bool wants_cache() const = 0;
     virtual void observe_attention(std::size_t layer, const kvevict::AttentionRows& rows) = 0;
     virtual void observe_queries(std::size_t layer, const kvevict::QueryRows& queries,
                                  const kvevict::ViewRef& view) = 0;
@@ -120,6 +122,7 @@ class AnyTestPolicy {
       return policy.wanted_attention_rows(layer);
     }
     bool wants_hidden(std::size_t layer) const override { return policy.wants_hidden(layer); }
+    bool wants_cache() const override { return policy.wants_cache(); }
     void observe_attention(std::size_t layer, const kvevict::AttentionRows& rows) override {
       if constexpr (requires { policy.observe_attention(layer, rows); }) {
         policy.observe_attention(layer, rows);

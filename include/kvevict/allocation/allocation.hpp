@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -34,6 +35,9 @@ struct Allocation {
   std::size_t min_keep = 1;  ///< entries that each lane of a pool keeps at least, protected ones
                              ///< counted (rule R15)
   bool protected_extra = false;  ///< protected entries come on top of the budget
+  /// [num_lanes] tokens that each lane may keep, in the place of `budget`, which then only says
+  /// what they were made of. Borrowed until the next call on the policy.
+  std::span<const std::size_t> lane_budgets = {};
 
   /// Pools that `num_lanes` lanes of `shape` form.
   [[nodiscard]] std::size_t num_pools(const CacheShape& shape,
@@ -45,19 +49,21 @@ struct Allocation {
                : (num_lanes < shape.num_layers ? num_lanes : shape.num_layers);
   }
   /// Tokens that one lane may keep of `seq_len`, those that went before included.
-  [[nodiscard]] std::size_t lane_budget(const CacheShape& shape,
+  [[nodiscard]] std::size_t lane_budget(const CacheShape& shape, std::size_t lane,
                                         std::size_t seq_len) const noexcept {
+    if (!lane_budgets.empty())
+      return lane_budgets[lane];
     return budget.tokens_of(seq_len, shape.num_layers * shape.num_kv_heads);
   }
   /// What a pool gains over the sum of its lanes' budgets where a total does not divide evenly:
   /// entries that are left go to the first pools, one each.
   [[nodiscard]] std::size_t remainder(const CacheShape& shape, std::size_t num_lanes,
                                       std::size_t pool) const noexcept {
-    if (!budget.is_total())
+    if (!budget.is_total() || !lane_budgets.empty())
       return 0;
     const std::size_t per_lane = shape.num_layers * shape.num_kv_heads / num_lanes;
     const std::size_t left =
-        (budget.count() - lane_budget(shape, 0) * num_lanes * per_lane) / per_lane;
+        (budget.count() - lane_budget(shape, 0, 0) * num_lanes * per_lane) / per_lane;
     const std::size_t pools = num_pools(shape, num_lanes);
     return left / pools + (pool < left % pools ? 1 : 0);
   }

@@ -57,6 +57,7 @@ class Budget {
 
   [[nodiscard]] constexpr bool is_tokens() const noexcept { return kind_ == Kind::kTokens; }
   [[nodiscard]] constexpr bool is_total() const noexcept { return kind_ == Kind::kTotal; }
+  [[nodiscard]] constexpr bool is_share() const noexcept { return kind_ == Kind::kKeepRatio; }
   /// The number it was made from; 0 for a ratio.
   [[nodiscard]] constexpr std::size_t count() const noexcept {
     return kind_ == Kind::kKeepRatio ? 0 : static_cast<std::size_t>(value_);

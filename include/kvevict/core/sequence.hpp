@@ -68,10 +68,11 @@ class Sequence {
   void note_evicted_padding(std::size_t lane, std::size_t count) noexcept {
     lanes_[lane].evicted_padding += count;
   }
-  /// Says how many tokens of the prompt that is complete now are padding.
+  /// Says that `count` slots of the prompt that is complete now are padding, beside what went
+  /// before.
   void note_prompt_padding(std::size_t count) noexcept {
     if (prompts_.size() == 1)
-      first_prompt_padding_ = count;
+      first_prompt_padding_ = count + lanes_[0].evicted_padding;
   }
   /// Drops what the mask evicts. Its scope may be coarser than this one, not finer.
   void apply(const KeepMask& mask) {
@@ -88,22 +89,29 @@ class Sequence {
     }
     step_len_ = 0;  // what the step appended may be gone: nothing is left to observe
   }
-  /// Forgets every token at position `new_length` and later. Throws if that would grow it.
+  /// Forgets every token at position `new_length` and later; to the current length it does nothing.
+  /// A prompt that is being fed and of which something is left goes on: what was taken back of it
+  /// is to be appended again. Throws if that would grow it.
   void truncate(std::size_t new_length) {
     detail::require(new_length <= length_, owner_, "truncate", new_length,
                     "must not exceed the number of tokens seen");
+    if (new_length == length_)
+      return;
     for (std::size_t l = 0; l < lanes_.size(); ++l) {
       lanes_[l].len = slots_before(l, new_length);
       if (lanes_[l].evicted)
         lanes_[l].positions.resize(lanes_[l].len);
       lanes_[l].evicted_padding = std::min(lanes_[l].evicted_padding, new_length - lanes_[l].len);
     }
-    first_prompt_padding_ = std::min(first_prompt_padding_, new_length);
+    const bool prompt_goes_on =
+        in_prompt() && new_length > static_cast<std::size_t>(prompt().first);
+    pending_prompt_ = prompt_goes_on ? pending_prompt_ + length_ - new_length : 0;
     length_ = new_length;
     step_len_ = 0;
-    pending_prompt_ = 0;
     prompt_in_one_piece_ = false;
-    const Position end = to_position(new_length);
+    const Position end = prompt_goes_on ? prompt().last : to_position(new_length);
+    if (new_length == 0)
+      first_prompt_padding_ = 0;
     for (auto* spans : {&prompts_, &pinned_}) {
       std::erase_if(*spans, [&](const PositionSpan& span) { return span.first >= end; });
       for (PositionSpan& span : *spans)

@@ -38,6 +38,7 @@ class SlotArray {
                                           std::size_t index = 0) const noexcept {
     return at(shape_.lane_of(scope_, layer, kv_head), index);
   }
+  [[nodiscard]] MaskScope scope() const noexcept { return scope_; }
   [[nodiscard]] std::size_t arrays_per_lane() const noexcept { return arrays_per_lane_; }
 
   /// `count` new slots at the end of every array, holding `value`.

@@ -34,7 +34,7 @@ namespace detail {
 /// meaning.
 [[nodiscard]] inline std::size_t epikv_budget(std::string_view where, const Budget& budget,
                                               const CacheShape& shape) {
-  if (!budget.is_tokens() && !budget.is_total()) {
+  if (budget.is_share()) {
     throw_invalid_argument(where, "budget is a share; must be a number of tokens or a total");
   }
   return budget.tokens_of(0, shape.num_layers * shape.num_kv_heads);

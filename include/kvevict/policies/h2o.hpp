@@ -1,21 +1,17 @@
 #ifndef KVEVICT_POLICIES_H2O_HPP_
 #define KVEVICT_POLICIES_H2O_HPP_
 
+#include "kvevict/allocation/heavy_and_recent.hpp"
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/error.hpp"
-#include "kvevict/core/slot_array.hpp"
-#include "kvevict/policies/policy.hpp"
-#include "kvevict/scoring/attention_columns.hpp"
-#include "kvevict/scoring/row_counts.hpp"
-#include "kvevict/temporal/first_prompt.hpp"
+#include "kvevict/policies/composed.hpp"
+#include "kvevict/scoring/attention_signals.hpp"
+#include "kvevict/scoring/group_reduce.hpp"
+#include "kvevict/scoring/pipeline.hpp"
+#include "kvevict/scoring/stages.hpp"
 
-#include <algorithm>
-#include <cstddef>
-#include <limits>
-#include <span>
 #include <string_view>
-#include <tuple>
 #include <utility>
 
 KVEVICT_NAMESPACE_BEGIN
@@ -45,18 +41,11 @@ struct H2OOptions {
 /// (kvpress' ObservedAttention; an attention entry that is not finite then counts as 0).
 ///
 /// A second prompt is cut to the same number of tokens.
-class H2OMethod {
- public:
+struct H2ORecipe : CutsEveryStep {
   using Options = H2OOptions;
   static constexpr std::string_view kName = "H2O";
-  static constexpr Inputs kRequiredInputs = Inputs::kAttention;
-  static constexpr AttentionUse kAttentionUse = AttentionUse::kAllRows;
 
-  H2OMethod(const Options& options, const CacheShape& shape)
-      : options_(options),
-        shape_(shape),
-        sums_(shape, RowReduce::kSum, HeadReduce::kGroupMean),
-        counts_(shape, options.scope, options.lifetime_mean ? 1 : 0) {
+  static void check(const Options& options, const CacheShape& /*shape*/) {
     for (const auto& [field, budget] :
          {std::pair{"heavy", &options.heavy}, std::pair{"recent", &options.recent}}) {
       detail::require(!budget->is_total(), kName, field, budget->count(),
@@ -65,41 +54,14 @@ class H2OMethod {
     detail::require(options.heavy.tokens_of(1) > 0 || options.recent.tokens_of(1) > 0, kName,
                     "recent", options.recent.count(), "must be > 0 where heavy is 0");
   }
-
-  [[nodiscard]] MaskScope scope() const noexcept { return options_.scope; }
-  [[nodiscard]] Trigger trigger() const noexcept { return Trigger::kEveryStep; }
-  [[nodiscard]] Protection protection(const Sequence& sequence) const noexcept {
-    return {.recent_window = tokens(options_.recent, sequence)};
+  static auto pipeline(const Options& options, const CacheShape& shape) {
+    return AccumulatedAttention(shape, options.scope, options.lifetime_mean) |
+           HeadReduction{GroupReduce::kMean};
   }
-  [[nodiscard]] Allocation allocation(const Sequence& sequence) const noexcept {
-    if (sequence.in_prompt() && !options_.cut_between_chunks)
-      return {.budget = std::numeric_limits<std::size_t>::max()};
-    return {.budget = detail::saturating_add(tokens(options_.heavy, sequence),
-                                             tokens(options_.recent, sequence))};
+  static auto allocator(const Options& options, const CacheShape& /*shape*/) {
+    return HeavyAndRecent(options.heavy, options.recent, options.cut_between_chunks);
   }
-  [[nodiscard]] auto state() noexcept { return std::tie(first_prompt_, sums_, counts_); }
-
-  void begin(const Sequence& sequence) noexcept { first_prompt_.begin(sequence); }
-  [[nodiscard]] std::size_t wanted_rows(const Sequence& /*sequence*/,
-                                        std::size_t /*layer*/) const noexcept {
-    return std::numeric_limits<std::size_t>::max();  // all there are
-  }
-  std::size_t observe_rows(const GroupRows& rows, const Sequence& /*sequence*/,
-                           const kernels::KernelSet& kernel) {
-    const std::size_t head = shape_.lane_of(MaskScope::kHead, rows.layer, rows.kv_head);
-    if (options_.lifetime_mean && head % heads_per_lane() == 0)
-      count_rows(rows, counts_.at(head / heads_per_lane()));
-    return sums_.observe(rows, kernel);
-  }
-
-  void score(const ScoreInput& input, std::size_t lane, std::span<float> out) const noexcept {
-    sums_.mean(options_.scope, lane, input.kernel, out);
-    if (!options_.lifetime_mean)
-      return;
-    const std::span<const float> counts = counts_.at(lane);
-    for (std::size_t slot = 0; slot < out.size(); ++slot)
-      out[slot] /= std::max(counts[slot], 1.0F);
-  }
+  static MaskScope scope(const Options& options) noexcept { return options.scope; }
 
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
@@ -109,24 +71,9 @@ class H2OMethod {
     visit("lifetime_mean", options.lifetime_mean);
     visit("cut_between_chunks", options.cut_between_chunks);
   }
-
- private:
-  [[nodiscard]] std::size_t tokens(const Budget& budget, const Sequence& sequence) const noexcept {
-    return first_prompt_.frozen(budget, sequence).tokens_of(0);
-  }
-  // KV heads, counted through the model, whose lanes are one lane of this scope.
-  [[nodiscard]] std::size_t heads_per_lane() const noexcept {
-    return shape_.num_lanes(MaskScope::kHead) / shape_.num_lanes(options_.scope);
-  }
-
-  Options options_;
-  CacheShape shape_;
-  FirstPrompt first_prompt_;
-  AttentionColumns sums_;
-  SlotArray counts_;  // rows that could see the slot; empty where no mean is wanted
 };
 
-using H2O = Policy<H2OMethod>;
+using H2O = Policy<Composed<H2ORecipe>>;
 
 static_assert(EvictionPolicy<H2O>);
 

@@ -1,6 +1,7 @@
 #ifndef KVEVICT_POLICIES_INERTIAKV_HPP_
 #define KVEVICT_POLICIES_INERTIAKV_HPP_
 
+#include "kvevict/allocation/first_prompt.hpp"
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/error.hpp"
@@ -10,7 +11,6 @@
 #include "kvevict/scoring/step_rows.hpp"
 #include "kvevict/scoring/value_norms.hpp"
 #include "kvevict/temporal/decoded_tokens.hpp"
-#include "kvevict/temporal/first_prompt.hpp"
 #include "kvevict/temporal/running_scores.hpp"
 
 #include <algorithm>

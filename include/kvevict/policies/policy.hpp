@@ -16,12 +16,14 @@
 #include "kvevict/core/types.hpp"
 #include "kvevict/kernels/kernels.hpp"
 #include "kvevict/scoring/attention_rows.hpp"
+#include "kvevict/scoring/score_input.hpp"
 #include "kvevict/selection/pool_selection.hpp"
 
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string_view>
 #include <tuple>
@@ -37,14 +39,6 @@ enum class Trigger : std::uint8_t {
   kPrefillEnd,   ///< once after each prompt
 };
 
-/// What a method sees when it scores.
-struct ScoreInput {
-  const ViewRef& view;
-  const Sequence& sequence;
-  const kernels::KernelSet& kernel;
-  Scratch& scratch;  ///< memory that is kept between calls
-};
-
 /// What a method has to say for Policy<Method> to be a policy: its options and the stages of its
 /// composition. Everything that has a life over steps and slots is listed by state(), so the
 /// driver renumbers, rolls back and forgets it; a method has no lifecycle of its own.
@@ -53,8 +47,8 @@ struct ScoreInput {
 /// wanted_rows(sequence, layer) and end_layer(layer, sequence, kernel); observe_hidden(layer,
 /// rows, sequence, kernel) with wants_hidden(layer); observe_cache(input), once a step;
 /// score(input, lane, out), without which every candidate is equal; normalise(lanes, input), run
-/// over all lanes of a pool before selection. The observe members return how many samples were not
-/// finite.
+/// over all lanes of a pool before selection; choose(lanes, quota, input), a selection of its own.
+/// The observe members return how many samples were not finite.
 template <class Method>
 concept PolicyMethod = requires(Method& method, const Method& constant, const Sequence& sequence) {
   typename Method::Options;
@@ -77,6 +71,25 @@ concept PolicyMethod = requires(Method& method, const Method& constant, const Se
 /// constructor and the O(1) shape checks of each call throw (InvalidArgument).
 template <PolicyMethod Method>
 class Policy {
+  template <class M>
+  static constexpr bool kScores = requires(M& m, const ScoreInput& input, std::span<float> out) {
+    m.score(input, std::size_t{}, out);
+  };
+  template <class M>
+  static constexpr bool kNormalises = requires(M& m, const ScoreInput& input,
+                                               std::span<ScoredLane> lanes) {
+    m.normalise(lanes, input);
+  };
+  template <class M>
+  static constexpr bool kChooses = requires(M& m, const ScoreInput& input,
+                                            std::span<ScoredLane> lanes) {
+    m.choose(lanes, std::size_t{}, input);
+  };
+  static_assert(kScores<Method> == kScores<const Method> &&
+                    kNormalises<Method> == kNormalises<const Method> &&
+                    kChooses<Method> == kChooses<const Method>,
+                "score, normalise and choose must be const: select changes nothing (rule R11)");
+
  public:
   using Options = typename Method::Options;
   static constexpr std::string_view kName = Method::kName;
@@ -172,12 +185,13 @@ class Policy {
     detail::require(queries.sink_logits.empty() || queries.sink_logits.size() == shape_.num_q_heads,
                     kName, "QueryRows.sink_logits.size()", queries.sink_logits.size(),
                     "must be 0 or num_q_heads");
+    detail::check_same_shape(view.shape(), shape_, kName);
+    for (std::size_t head = 0; head < shape_.num_kv_heads; ++head)
+      check_lane(view.lane(layer, head), layer, head, Inputs::kKeys);
     for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
-      const Lane lane = view.lane(layer, head);
-      check_lane(lane, layer, head, Inputs::kKeys);
-      counters_.non_finite +=
-          rows_from_queries_.visit(queries, shape_, layer, head, lane, sequence_.length(), wanted,
-                                   *kernel_, [&](const GroupRows& group) { observe_group(group); });
+      counters_.non_finite += rows_from_queries_.visit(
+          queries, shape_, layer, head, view.lane(layer, head), sequence_.length(), wanted,
+          *kernel_, [&](const GroupRows& group) { observe_group(group); });
     }
     end_layer(layer);
   }
@@ -199,10 +213,11 @@ class Policy {
   /// score a token from its own K or V when it arrives. Does nothing for the others.
   template <KvCacheView View>
   void observe_cache(const View& view) {
-    if constexpr (requires(const ScoreInput& input) { method_.observe_cache(input); }) {
+    if constexpr (wants_cache()) {
       append_implied();
       if (step_len() == 0)
         return;
+      cache_observed_ = true;
       const ViewRef ref = as_view_ref(view);
       check_view(ref);
       counters_.non_finite += method_.observe_cache(ScoreInput{ref, sequence_, *kernel_, scratch_});
@@ -232,8 +247,8 @@ class Policy {
   /// Whether it is time to select: the cache exceeds its budget. Cheap; needs no view. Where
   /// protected entries alone exceed the budget, select may then find nothing to evict.
   [[nodiscard]] bool should_evict() const {
-    return triggered() && detail::exceeds_budget(sequence_, method_.allocation(sequence_),
-                                                 method_.protection(sequence_));
+    return triggered() &&
+           detail::exceeds_budget(sequence_, allocation(), method_.protection(sequence_));
   }
 
   /// What to keep, to be executed after every layer of the step attended. Changes nothing but
@@ -242,22 +257,28 @@ class Policy {
   [[nodiscard]] const KeepMask& select(const View& view) const {
     const auto ref = as_view_ref(view);
     check_view(ref);
-    const Allocation allocation = method_.allocation(sequence_);
     const ScoreInput input{ref, sequence_, *kernel_, scratch_};
-    selection_.run(
-        sequence_, ref, allocation, method_.protection(sequence_),
-        [&](ScoredLane& lane) {
-          if constexpr (requires { method_.score(input, lane.lane, lane.scores); }) {
-            method_.score(input, lane.lane, lane.scores);
-          } else {
-            std::fill(lane.scores.begin(), lane.scores.end(), 0.0F);
-          }
-        },
-        [&](std::span<ScoredLane> lanes) {
-          if constexpr (requires { method_.normalise(lanes, input); }) {
-            method_.normalise(lanes, input);
-          }
-        });
+    const auto score = [&](ScoredLane& lane) {
+      if constexpr (kScores<const Method>) {
+        method_.score(input, lane.lane, lane.scores);
+      } else {
+        std::fill(lane.scores.begin(), lane.scores.end(), 0.0F);
+      }
+    };
+    const auto normalise = [&](std::span<ScoredLane> lanes) {
+      if constexpr (kNormalises<const Method>) {
+        method_.normalise(lanes, input);
+      }
+    };
+    const Protection protection = method_.protection(sequence_);
+    if constexpr (kChooses<const Method>) {
+      const auto choose = [&](std::span<ScoredLane> lanes, std::size_t quota) {
+        method_.choose(lanes, quota, input);
+      };
+      selection_.run(sequence_, ref, allocation(), protection, score, normalise, choose);
+    } else {
+      selection_.run(sequence_, ref, allocation(), protection, score, normalise);
+    }
     return selection_.mask();
   }
 
@@ -298,8 +319,9 @@ class Policy {
   /// accumulated scores took from them stays. Throws if `new_length` exceeds length().
   void truncate(std::size_t new_length) {
     close_step();
+    const std::size_t num_prompts = sequence_.prompts().size();
     sequence_.truncate(new_length);
-    prompt_open_ = prompt_open_ && new_length > 0;
+    prompt_open_ = prompt_open_ && sequence_.prompts().size() == num_prompts;
     each_state([&](auto& state) { state.truncate(sequence_); });
   }
   /// Back to the state after construction, memory kept: the next request.
@@ -331,6 +353,14 @@ class Policy {
     const std::size_t implied = sequence_.implied_append();
     return implied > 0 ? implied : sequence_.step_len();
   }
+  // A share of a prompt that is still coming is not known: a cut between its chunks would depend on
+  // them.
+  [[nodiscard]] Allocation allocation() const {
+    Allocation allocation = method_.allocation(sequence_);
+    if (sequence_.in_prompt() && allocation.budget.is_share())
+      allocation.budget = std::numeric_limits<std::size_t>::max();
+    return allocation;
+  }
   [[nodiscard]] bool triggered() const noexcept {
     switch (method_.trigger()) {
       case Trigger::kPrefillEnd:
@@ -351,6 +381,9 @@ class Policy {
     if (!step_open_)
       return;
     step_open_ = false;
+    if (wants_cache() && !cache_observed_)
+      ++counters_.missing_signals;
+    cache_observed_ = false;
     if constexpr (kAttentionUse != AttentionUse::kNone) {
       for (std::size_t layer = 0; layer < shape_.num_layers; ++layer) {
         if (observed_[layer] == 0 && wants_attention(layer))
@@ -419,6 +452,7 @@ class Policy {
   bool prompt_open_ = false;            // begun, end_prefill to come
   bool prefill_ended_ = false;          // end_prefill came, no mask was applied since
   bool step_open_ = false;              // appended, and nothing since that ends the step
+  bool cache_observed_ = false;         // in the open step
   std::vector<std::uint8_t> observed_;  // [num_layers] attention of the open step
   RowsFromQueries rows_from_queries_;
   mutable Scratch scratch_;

@@ -14,15 +14,16 @@
 KVEVICT_NAMESPACE_BEGIN
 
 /// How the scores of the query heads of a group become those of their KV head (rule R10).
-enum class GroupReduce : std::uint8_t { kMean, kMax };
+enum class GroupReduce : std::uint8_t { kMean, kMax, kSum };
 
 [[nodiscard]] constexpr auto enum_names(GroupReduce /*type*/) noexcept {
-  return std::array<std::pair<std::string_view, GroupReduce>, 2>{
-      {{"mean", GroupReduce::kMean}, {"max", GroupReduce::kMax}}};
+  return std::array<std::pair<std::string_view, GroupReduce>, 3>{
+      {{"mean", GroupReduce::kMean}, {"max", GroupReduce::kMax}, {"sum", GroupReduce::kSum}}};
 }
 
 /// Brings the group's `head`-th scores into `out`. Called for head = 0, 1, .., group_size - 1 in
-/// this order; `out` is overwritten by the first and holds the result after the last.
+/// this order; `out` is overwritten by the first, which may be `out` itself, and holds the result
+/// after the last.
 inline void reduce_group(GroupReduce reduce, std::size_t head, std::size_t group_size,
                          std::span<const float> scores, std::span<float> out) noexcept {
   const float share = reduce == GroupReduce::kMean ? 1.0F / static_cast<float>(group_size) : 1.0F;
@@ -31,7 +32,7 @@ inline void reduce_group(GroupReduce reduce, std::size_t head, std::size_t group
     if (head == 0) {
       out[i] = score;
     } else {
-      out[i] = reduce == GroupReduce::kMean ? out[i] + score : std::max(out[i], score);
+      out[i] = reduce == GroupReduce::kMax ? std::max(out[i], score) : out[i] + score;
     }
   }
 }

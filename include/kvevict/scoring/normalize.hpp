@@ -2,11 +2,16 @@
 #define KVEVICT_SCORING_NORMALIZE_HPP_
 
 #include "kvevict/config.hpp"
+#include "kvevict/core/scored_lane.hpp"
+#include "kvevict/scoring/score_input.hpp"
 
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
+#include <utility>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -31,6 +36,42 @@ inline void divide_by_sum(double sum, std::span<float> scores) noexcept {
   for (float& score : scores)
     score = static_cast<float>(static_cast<double>(score) / sum);
 }
+
+/// What the scores of a layer are divided by before layers compete.
+enum class LayerNormaliser : std::uint8_t {
+  kNone,        ///< nothing: the ablation that does worse than no competition at all
+  kCandidates,  ///< their sum over the slots that may be evicted
+  kAllSlots,    ///< their sum with the window; pooling then sees the window too
+};
+
+[[nodiscard]] constexpr auto enum_names(LayerNormaliser /*type*/) noexcept {
+  return std::array<std::pair<std::string_view, LayerNormaliser>, 3>{
+      {{"none", LayerNormaliser::kNone},
+       {"candidates", LayerNormaliser::kCandidates},
+       {"all_slots", LayerNormaliser::kAllSlots}}};
+}
+
+/// A pool's scores as shares of their layer's sum, so that layers can be compared. The lanes are
+/// the KV heads of all layers in order.
+struct SharesOfLayer {
+  LayerNormaliser normaliser = LayerNormaliser::kCandidates;
+
+  void apply_to_pool(const ScoreInput& input, std::span<ScoredLane> lanes) const {
+    if (normaliser == LayerNormaliser::kNone)
+      return;
+    const std::size_t num_kv_heads = input.sequence.shape().num_kv_heads;
+    for (; !lanes.empty(); lanes = lanes.subspan(num_kv_heads)) {
+      const std::span<ScoredLane> layer = lanes.first(num_kv_heads);
+      double sum = 0.0;
+      for (const ScoredLane& lane : layer) {
+        sum += normaliser == LayerNormaliser::kAllSlots ? finite_sum(lane.scores)
+                                                        : finite_sum(lane.scores, lane.candidates);
+      }
+      for (const ScoredLane& lane : layer)
+        divide_by_sum(sum, lane.scores);
+    }
+  }
+};
 
 KVEVICT_NAMESPACE_END
 

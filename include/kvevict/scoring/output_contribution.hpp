@@ -3,27 +3,28 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/lane.hpp"
-#include "kvevict/core/scratch.hpp"
-#include "kvevict/kernels/kernel_set.hpp"
+#include "kvevict/core/types.hpp"
 #include "kvevict/scoring/attention_columns.hpp"
 #include "kvevict/scoring/group_reduce.hpp"
+#include "kvevict/scoring/lane_scores.hpp"
 #include "kvevict/scoring/output_projection.hpp"
-#include "kvevict/scoring/pooling.hpp"
 #include "kvevict/scoring/projected_norms.hpp"
+#include "kvevict/scoring/score_input.hpp"
 
 #include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
-// How much the cached tokens of one KV head add to their layer's output: an attention side and a
-// value side, brought together over the query heads of the group as a GroupReading says. All spans
-// begin at the slot `first` and cover the same slots.
+// How much cached tokens add to their layer's output: the stages that bring an attention side and a
+// value side together over the query heads of a group, as a GroupReading says.
 
 /// The value side.
 enum class ValueFactor : std::uint8_t {
@@ -54,82 +55,115 @@ enum class ValueFactor : std::uint8_t {
   return reading == GroupReading::kExact ? HeadReduce::kGroupProducts : HeadReduce::kGroupMean;
 }
 
-/// | v W | of each factor that `reading` takes of the projection, [num, count]; their mean,
-/// [count], for kMeanNorms. The result lies in scratch buffer 1; buffer 0 is used too.
-[[nodiscard]] inline std::span<const float> projected_values(
-    const Rows& values, std::size_t first, std::size_t count, const OutputProjection& projection,
-    std::size_t layer, std::size_t kv_head, GroupReading reading, const kernels::KernelSet& kernel,
-    Scratch& scratch) {
-  const std::size_t dim = projection.shape().value_size();
-  const std::span<const float> factors = projection.factors(layer, kv_head, reading);
+/// The value side of one KV head over the slots of `scores`: [num, count] with num of the query
+/// heads or 1, empty for kNone; for kExact of the query heads and then of the sums of pairs. Lies
+/// in scratch buffer kFirstFree; the next one is used too.
+[[nodiscard]] inline std::span<const float> value_factors(const ScoreInput& input,
+                                                          const LaneScores& scores,
+                                                          std::size_t head, ValueFactor factor,
+                                                          GroupReading reading,
+                                                          const OutputProjection* projection) {
+  if (factor == ValueFactor::kNone)
+    return {};
+  const std::size_t dim = input.sequence.shape().value_size();
+  const std::size_t first = scores.first();
+  const std::size_t count = scores.count();
+  const Rows values = scores.cache(head).values;
+  std::vector<float>& gathered = input.scratch.vector(LaneScores::kFirstFree + 1);
+  if (factor == ValueFactor::kNorm) {
+    const std::span<float> norms = input.scratch.floats(LaneScores::kFirstFree, count);
+    row_norms(values, dim, first, first + count, input.kernel, gathered, norms);
+    return norms;
+  }
+  const std::span<const float> factors =
+      projection->factors(scores.layer(head), scores.kv_head(head), reading);
   const std::size_t num = factors.size() / (dim * dim);
-  const std::span<float> norms = scratch.floats(1, num * count);
-  projected_norms(values, dim, first, first + count, factors, kernel, scratch.vector(0), norms);
+  const std::span<float> norms = input.scratch.floats(LaneScores::kFirstFree, num * count);
+  projected_norms(values, dim, first, first + count, factors, input.kernel, gathered, norms);
   if (reading != GroupReading::kMeanNorms)
     return norms;
-  for (std::size_t h = 0; h < num; ++h) {
+  for (std::size_t h = 0; h < num; ++h)
     reduce_group(GroupReduce::kMean, h, num, norms.subspan(h * count, count), norms.first(count));
-  }
   return norms.first(count);
 }
 
-/// out[i] = mean over the arrays h of |A_h[:, i]| values_h[i]; not for kExact.
-///
-/// @param columns  squares over rows, one array for the group or one for each query head
-/// @param pooling  of |A_h|; null: none
-/// @param values   one array for each of `columns`, one for all, or none (1)
-/// @note  Uses scratch buffers 2 and 3. A value that is not finite shows in its score.
-inline void norm_products(const AttentionColumns& columns, std::size_t layer, std::size_t kv_head,
-                          std::size_t first, const Pooling* pooling, std::span<const float> values,
-                          const kernels::KernelSet& kernel, Scratch& scratch,
-                          std::span<float> out) {
-  const std::size_t count = out.size();
-  const std::size_t num = columns.arrays_per_kv_head();
-  const std::span<float> norms = scratch.floats(2, count);
-  const std::span<float> pooled = scratch.floats(3, count);
-  for (std::size_t h = 0; h < num; ++h) {
-    const std::span<const float> squares = columns.of(layer, kv_head, h).subspan(first, count);
-    for (std::size_t i = 0; i < count; ++i)
-      norms[i] = std::sqrt(squares[i]);
-    if (pooling != nullptr)
-      pooling->apply(norms, kernel, pooled);
-    const std::span<float> products = pooling != nullptr ? pooled : norms;
-    const std::size_t array = values.size() > count ? h * count : 0;
-    for (std::size_t i = 0; !values.empty() && i < count; ++i)
-      products[i] *= values[array + i];
-    reduce_group(GroupReduce::kMean, h, num, products, out);
+/// Arrays of squares become norms.
+struct SquareRoot {
+  void apply(const ScoreInput& /*input*/, LaneScores& scores) const {
+    for (std::size_t i = 0; i < scores.num_arrays(); ++i) {
+      for (float& x : scores.array(i))
+        x = std::sqrt(x);
+    }
   }
-}
+};
 
-/// out[i] = |sum_h A_h[:, i] (v_i W^h)|_F, the square root of
+/// Every array times the value side: of its own query head (kHeadProducts), or of its KV head.
+/// Slots that hold no token become 0, whatever lies there (rule R9); a value that is not finite
+/// shows in its score.
+struct TimesValues {
+  static constexpr Inputs kRequiredInputs = Inputs::kValues;
+
+  ValueFactor factor = ValueFactor::kNorm;
+  GroupReading reading = GroupReading::kMeanNorms;
+  std::shared_ptr<const OutputProjection> projection = nullptr;  ///< for kProjected
+
+  void apply(const ScoreInput& input, LaneScores& scores) const {
+    const std::size_t count = scores.count();
+    const std::size_t arrays = scores.arrays_per_head();
+    for (std::size_t head = 0; head < scores.num_heads(); ++head) {
+      const std::span<const float> values =
+          value_factors(input, scores, head, factor, reading, projection.get());
+      for (std::size_t i = 0; i < arrays && !values.empty(); ++i) {
+        const std::size_t from = values.size() > count ? i * count : 0;
+        const std::span<float> array = scores.array(head * arrays + i);
+        for (std::size_t slot = 0; slot < count; ++slot)
+          array[slot] *= values[from + slot];
+      }
+      scores.clear_invalid(head);
+    }
+  }
+};
+
+/// Products of pairs (HeadReduce::kGroupProducts) become |sum_h A_h[:, i] (v_i W^h)|_F, the square
+/// root of
 ///
 ///   sum_h |A_h|^2 |v W^h|^2 + sum_{h < h'} <A_h, A_h'> 2 <v W^h, v W^h'>,
 ///   2 <v W^h, v W^h'> = |v (W^h + W^h')|^2 - |v W^h|^2 - |v W^h'|^2.
-///
-/// @param columns  products of pairs (HeadReduce::kGroupProducts)
-/// @param values   of the query heads, then of the sums of pairs (GroupReading::kExact)
-inline void exact_contributions(const AttentionColumns& columns, std::size_t group_size,
-                                std::size_t layer, std::size_t kv_head, std::size_t first,
-                                std::span<const float> values, std::span<float> out) noexcept {
-  const auto squared = [&](std::size_t array, std::size_t i) {
-    const auto norm = static_cast<double>(values[array * out.size() + i]);
-    return norm * norm;
-  };
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    double sum = 0.0;
-    std::size_t column = 0;
-    std::size_t pair = group_size;
-    for (std::size_t h = 0; h < group_size; ++h) {
-      for (std::size_t other = h; other < group_size; ++other, ++column) {
-        const double inner =
-            other == h ? squared(h, i) : squared(pair++, i) - squared(h, i) - squared(other, i);
-        sum += static_cast<double>(columns.of(layer, kv_head, column)[first + i]) * inner;
+struct ExactContribution {
+  static constexpr Inputs kRequiredInputs = Inputs::kValues | Inputs::kOutputProjection;
+
+  std::shared_ptr<const OutputProjection> projection;
+
+  void apply(const ScoreInput& input, LaneScores& scores) const {
+    const std::size_t group = input.sequence.shape().group_size();
+    const std::size_t count = scores.count();
+    const std::size_t arrays = scores.arrays_per_head();
+    for (std::size_t head = 0; head < scores.num_heads(); ++head) {
+      const std::span<const float> values = value_factors(
+          input, scores, head, ValueFactor::kProjected, GroupReading::kExact, projection.get());
+      const auto squared = [&](std::size_t array, std::size_t i) {
+        const auto norm = static_cast<double>(values[array * count + i]);
+        return norm * norm;
+      };
+      for (std::size_t i = 0; i < count; ++i) {
+        double sum = 0.0;
+        std::size_t column = head * arrays;
+        std::size_t pair = group;
+        for (std::size_t h = 0; h < group; ++h) {
+          for (std::size_t other = h; other < group; ++other, ++column) {
+            const double inner =
+                other == h ? squared(h, i) : squared(pair++, i) - squared(h, i) - squared(other, i);
+            sum += static_cast<double>(scores.array(column)[i]) * inner;
+          }
+        }
+        // Where heads cancel, rounding may end below zero. NaN stays NaN.
+        scores.array(head * arrays)[i] = static_cast<float>(std::sqrt(sum < 0.0 ? 0.0 : sum));
       }
+      scores.clear_invalid(head);
     }
-    // Where heads cancel, rounding may end below zero. NaN stays NaN.
-    out[i] = static_cast<float>(std::sqrt(sum < 0.0 ? 0.0 : sum));
+    scores.keep_one_per_head();
   }
-}
+};
 
 KVEVICT_NAMESPACE_END
 

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -168,6 +169,22 @@ class OutputProjection {
   std::vector<float> factors_;  // [layer, kv_head, {sum, heads, pairs}, dim, dim]
   std::vector<std::uint8_t> has_layer_;
 };
+
+namespace detail {
+
+/// What a policy `where` that needs the projection refuses.
+inline void check_output_projection(std::string_view where, const OutputProjection* projection,
+                                    const CacheShape& shape, GroupReading reading) {
+  if (projection == nullptr)
+    throw_invalid_argument(where, "output_projection is missing");
+  check_same_shape(projection->shape(), shape, std::string(where).append(" output_projection"));
+  if (!projection->complete())
+    throw_invalid_argument(where, "output_projection has layers that were not set");
+  if (!projection->serves(reading))
+    throw_invalid_argument(where, "output_projection was prepared for another group_reading");
+}
+
+}  // namespace detail
 
 KVEVICT_NAMESPACE_END
 

@@ -33,13 +33,13 @@ inline void projected_norms(const Rows& values, std::size_t dim, std::size_t fir
                      });
 }
 
-/// out[i] = | v_{first + i} |_2.
-inline void value_norms(const Rows& values, std::size_t dim, std::size_t first, std::size_t last,
-                        const kernels::KernelSet& kernel, std::vector<float>& gathered,
-                        std::span<float> out) {
-  for_each_row_block(values, dim, first, last, kernel, gathered,
-                     [&](const kernels::RowBlock& rows, std::size_t slot) {
-                       kernel.row_norms(rows, out.data() + (slot - first));
+/// out[i] = | row_{first + i} |_2.
+inline void row_norms(const Rows& rows, std::size_t dim, std::size_t first, std::size_t last,
+                      const kernels::KernelSet& kernel, std::vector<float>& gathered,
+                      std::span<float> out) {
+  for_each_row_block(rows, dim, first, last, kernel, gathered,
+                     [&](const kernels::RowBlock& block, std::size_t slot) {
+                       kernel.row_norms(block, out.data() + (slot - first));
                      });
 }
 

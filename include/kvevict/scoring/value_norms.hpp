@@ -38,8 +38,8 @@ class ValueNorms {
         if (first == norms.size())
           continue;
         const Lane lane = view.lane(layer, head);
-        value_norms(lane.values, shape_.value_size(), first, norms.size(), kernel, gathered_,
-                    norms.subspan(first));
+        row_norms(lane.values, shape_.value_size(), first, norms.size(), kernel, gathered_,
+                  norms.subspan(first));
         for (std::size_t slot = first; slot < std::min(norms.size(), lane.valid.size()); ++slot) {
           if (lane.valid[slot] == 0)
             norms[slot] = 0.0F;

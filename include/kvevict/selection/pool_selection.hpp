@@ -4,9 +4,11 @@
 #include "kvevict/allocation/allocation.hpp"
 #include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"
+#include "kvevict/core/function_ref.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/protection.hpp"
+#include "kvevict/core/scored_lane.hpp"
 #include "kvevict/core/scratch.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
@@ -54,8 +56,8 @@ namespace detail {
       const std::size_t len =
           protection.after_prompt ? len_without_decode(sequence, lane) : sequence.seq_len(lane);
       held += len;
-      quota = saturating_add(quota,
-                             allocation.lane_budget(shape, len_with_evicted(sequence, lane, len)));
+      quota = saturating_add(
+          quota, allocation.lane_budget(shape, lane, len_with_evicted(sequence, lane, len)));
     }
     if (held > quota)
       return true;
@@ -66,9 +68,9 @@ namespace detail {
 /// Rule R7 and R15: what can be known at construction is refused there.
 inline void check_allocation(const Allocation& allocation, const Protection& protection,
                              const CacheShape& shape, std::string_view where) {
-  if (!allocation.budget.is_tokens() && !allocation.budget.is_total())
+  if (!allocation.lane_budgets.empty() || allocation.budget.is_share())
     return;
-  const std::size_t lane_budget = allocation.lane_budget(shape, 0);
+  const std::size_t lane_budget = allocation.lane_budget(shape, 0, 0);
   const std::size_t windows = saturating_add(protection.num_sink_tokens, protection.recent_window);
   const bool extra = allocation.protected_extra;
   require(extra || lane_budget >= windows, where, "budget", allocation.budget.count(),
@@ -92,13 +94,18 @@ class PoolSelection {
     bool budget_not_reached = false;
   };
 
+  using Score = FunctionRef<void(ScoredLane&)>;
+  using Normalise = FunctionRef<void(std::span<ScoredLane>)>;
+  using Choose = FunctionRef<void(std::span<ScoredLane>, std::size_t)>;
+
   /// @param score      score(lane): fills lane.scores for one lane; called only where there is
   ///                   something to choose
   /// @param normalise  normalise(lanes): after all lanes of a pool have scores; may change scores
   ///                   and may take candidates away, which then go even if the budget has room
-  template <class Score, class Normalise>
+  /// @param choose     choose(lanes, quota): marks at most `quota` candidates in the lanes' keep
+  ///                   bits; without it, the best of all lanes together
   void run(const Sequence& sequence, const ViewRef& view, const Allocation& allocation,
-           const Protection& protection, Score&& score, Normalise&& normalise) {
+           const Protection& protection, Score score, Normalise normalise, Choose choose = {}) {
     const CacheShape& shape = sequence.shape();
     const std::size_t num_lanes = sequence.num_lanes();
     mask_.reset(sequence.scope(), shape.num_layers, shape.num_kv_heads);
@@ -110,7 +117,7 @@ class PoolSelection {
     const std::size_t lanes_per_pool = num_lanes / pools;
     for (std::size_t pool = 0; pool < pools; ++pool) {
       run_pool(sequence, view, allocation, protection, pool * lanes_per_pool, lanes_per_pool,
-               allocation.remainder(shape, num_lanes, pool), score, normalise);
+               allocation.remainder(shape, num_lanes, pool), score, normalise, choose);
     }
     const std::size_t shared_by = shape.num_layers * shape.num_kv_heads / num_lanes;
     report_.protected_entries *= shared_by;
@@ -131,11 +138,9 @@ class PoolSelection {
   }
 
  private:
-  template <class Score, class Normalise>
   void run_pool(const Sequence& sequence, const ViewRef& view, const Allocation& allocation,
                 const Protection& protection, std::size_t first_lane, std::size_t num_lanes,
-                std::size_t remainder, Score&& score, Normalise&& normalise) {
-    const CacheShape& shape = sequence.shape();
+                std::size_t remainder, Score score, Normalise normalise, Choose choose) {
     std::size_t total_words = 0;
     std::size_t total_slots = 0;
     for (std::size_t l = first_lane; l < first_lane + num_lanes; ++l) {
@@ -153,10 +158,8 @@ class PoolSelection {
     for (std::size_t l = first_lane; l < first_lane + num_lanes; ++l) {
       const std::span<std::uint64_t> keep = mask_.words(l);
       const std::span<std::uint64_t> candidates(candidates_.data() + word, keep.size());
-      const Lane lane =
-          view.lane(shape.first_layer(sequence.scope(), l), shape.first_head(sequence.scope(), l));
-      const Protected reserved =
-          protect(sequence, lane, l, allocation, protection, keep, candidates);
+      find_valid(sequence, view, l, candidates);
+      const Protected reserved = protect(sequence, l, allocation, protection, keep, candidates);
       quota = detail::saturating_add(quota, reserved.lane_budget);
       held += allocation.protected_extra ? 0 : reserved.counted;
       num_candidates += detail::count_bits(candidates);
@@ -172,7 +175,9 @@ class PoolSelection {
         score(lane);
         report_.non_finite += detail::count_non_finite(lane);
       }
-      normalise(std::span<ScoredLane>(lanes_));
+      normalise(lanes_);
+      if (choose)
+        return choose(lanes_, quota);
     }
     if (num_lanes > 1 && quota < num_candidates)
       quota -= keep_floor(allocation, quota);
@@ -185,20 +190,36 @@ class PoolSelection {
     std::size_t counted = 0;  // protected entries that the budget pays for
   };
 
-  // Marks what stays anyway in `keep`, and everything else that is valid in `candidates`.
-  Protected protect(const Sequence& sequence, const Lane& lane, std::size_t l,
-                    const Allocation& allocation, const Protection& protection,
-                    std::span<std::uint64_t> keep, std::span<std::uint64_t> candidates) {
+  // Marks the valid slots of a lane in `candidates`. A lane that stands for several layers and
+  // heads has a slot if one of them has it: nobody may lose an entry.
+  void find_valid(const Sequence& sequence, const ViewRef& view, std::size_t l,
+                  std::span<std::uint64_t> candidates) {
+    const CacheShape& shape = sequence.shape();
     const std::size_t len = mask_.lane_len(l);
-    for (std::size_t w = 0; w < candidates.size(); ++w)
-      candidates[w] = detail::lowest_bits(len - w * 64);
-    invalid_[l].assign(lane.valid.empty() ? 0 : candidates.size(), 0);
-    for (std::size_t s = 0; s < lane.valid.size() && s < len; ++s) {
-      if (lane.valid[s] == 0)
-        invalid_[l][s / 64] |= std::uint64_t{1} << (s % 64);
+    const std::size_t num_heads = shape.num_lanes(MaskScope::kHead) / sequence.num_lanes();
+    bool all_valid = false;
+    for (std::size_t head = l * num_heads; head < (l + 1) * num_heads && !all_valid; ++head) {
+      const auto valid = view.lane(head / shape.num_kv_heads, head % shape.num_kv_heads).valid;
+      all_valid = valid.empty();
+      for (std::size_t s = 0; s < std::min(valid.size(), len); ++s)
+        candidates[s / 64] |= std::uint64_t{valid[s] != 0} << (s % 64);
     }
-    for (std::size_t w = 0; w < invalid_[l].size(); ++w)
-      candidates[w] &= ~invalid_[l][w];
+    invalid_[l].assign(all_valid ? 0 : candidates.size(), 0);
+    for (std::size_t w = 0; w < candidates.size(); ++w) {
+      const std::uint64_t all = detail::lowest_bits(len - w * 64);
+      if (all_valid) {
+        candidates[w] = all;
+      } else {
+        invalid_[l][w] = all & ~candidates[w];
+      }
+    }
+  }
+
+  // Moves what stays anyway from `candidates` to `keep`.
+  Protected protect(const Sequence& sequence, std::size_t l, const Allocation& allocation,
+                    const Protection& protection, std::span<std::uint64_t> keep,
+                    std::span<std::uint64_t> candidates) {
+    const std::size_t len = mask_.lane_len(l);
     detail::SlotTaker taker(keep, candidates);
     const std::size_t end = protection.after_prompt ? detail::len_without_decode(sequence, l) : len;
     const std::size_t num_extra = taker.take(end, len);
@@ -215,8 +236,8 @@ class PoolSelection {
         take_span(span);
     }
     // Windows come in slots that are still free only where the budget has room for them.
-    const std::size_t lane_budget =
-        allocation.lane_budget(sequence.shape(), detail::len_with_evicted(sequence, l, num_valid));
+    const std::size_t lane_budget = allocation.lane_budget(
+        sequence.shape(), l, detail::len_with_evicted(sequence, l, num_valid));
     std::size_t room = lane_budget > counted ? lane_budget - counted : 0;
     if (allocation.protected_extra)
       room = len;

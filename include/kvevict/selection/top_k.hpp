@@ -2,6 +2,7 @@
 #define KVEVICT_SELECTION_TOP_K_HPP_
 
 #include "kvevict/config.hpp"
+#include "kvevict/core/scored_lane.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/selection/slot_bits.hpp"
 
@@ -15,14 +16,6 @@
 #include <span>
 
 KVEVICT_NAMESPACE_BEGIN
-
-/// One lane that takes part in a selection.
-struct ScoredLane {
-  std::size_t lane = 0;                 ///< its number in the mask
-  std::span<float> scores;              ///< [seq_len]; read at candidates only
-  std::span<std::uint64_t> candidates;  ///< bits of slots that may be chosen
-  std::span<std::uint64_t> keep;        ///< bits of chosen slots; bits are only added
-};
 
 namespace detail {
 

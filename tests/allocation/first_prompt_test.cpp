@@ -1,4 +1,4 @@
-#include "kvevict/temporal/first_prompt.hpp"
+#include "kvevict/allocation/first_prompt.hpp"
 
 #include <gtest/gtest.h>
 

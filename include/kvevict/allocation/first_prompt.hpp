@@ -1,5 +1,5 @@
-#ifndef KVEVICT_TEMPORAL_FIRST_PROMPT_HPP_
-#define KVEVICT_TEMPORAL_FIRST_PROMPT_HPP_
+#ifndef KVEVICT_ALLOCATION_FIRST_PROMPT_HPP_
+#define KVEVICT_ALLOCATION_FIRST_PROMPT_HPP_
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
@@ -29,7 +29,7 @@ class FirstPrompt {
     const std::size_t length = length_ > 0
                                    ? length_ - std::min(length_, sequence.first_prompt_padding())
                                    : sequence.length();
-    if (budget.is_tokens() || budget.is_total() || length == 0)
+    if (!budget.is_share() || length == 0)
       return budget;
     return budget.tokens_of(length);
   }
@@ -49,4 +49,4 @@ class FirstPrompt {
 
 KVEVICT_NAMESPACE_END
 
-#endif  // KVEVICT_TEMPORAL_FIRST_PROMPT_HPP_
+#endif  // KVEVICT_ALLOCATION_FIRST_PROMPT_HPP_

@@ -1,6 +1,4 @@
-#ifndef KVEVICT_TESTS_GOLDEN_STREAMING_LLM_CASES_HPP_
-#define KVEVICT_TESTS_GOLDEN_STREAMING_LLM_CASES_HPP_
-
+#include "golden/drivers.hpp"
 #include "kvevict/core/rerotation.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/views/compact.hpp"
@@ -15,7 +13,7 @@
 
 // Cases of `text policy streaming_llm`: sinks and recent tokens, and the map for re-rotation.
 namespace kvevict_test {
-namespace streaming_llm {
+namespace {
 
 struct Outcome {
   std::vector<float> kept;  // positions, as the cache itself holds them
@@ -25,7 +23,7 @@ struct Outcome {
 
 /// Appends as said and selects after each call. The key of a token is its position, so what is
 /// kept is read from the cache that was really compacted.
-inline Outcome run(const kvevict::StreamingLLMOptions& options, const std::vector<int>& appends) {
+Outcome run(const kvevict::StreamingLLMOptions& options, const std::vector<int>& appends) {
   const kvevict::CacheShape shape{
       .num_layers = 1, .num_q_heads = 1, .num_kv_heads = 1, .head_dim = 1};
   kvevict::StreamingLLM policy(options, shape);
@@ -58,27 +56,24 @@ inline Outcome run(const kvevict::StreamingLLMOptions& options, const std::vecto
   return outcome;
 }
 
-}  // namespace streaming_llm
+}  // namespace
 
-inline void run_streaming_llm(const GoldenCase& golden, GoldenReport& report) {
+void run_streaming_llm(const GoldenCase& golden, GoldenReport& report) {
   for (std::size_t i = 0; i < golden.count("num_cases"); ++i) {
     const auto name = [&](const std::string& record) { return record + "." + std::to_string(i); };
     const kvevict::StreamingLLMOptions options{.num_sink_tokens = golden.count(name("sinks")),
                                                .recent_window = golden.count(name("recent"))};
     const std::vector<int> appends = golden.tensor(name("appends")).ints();
-    const streaming_llm::Outcome outcome = streaming_llm::run(options, appends);
+    const Outcome outcome = run(options, appends);
     report.equal(name("kept"), golden.tensor(name("kept")).values, outcome.kept);
     report.equal(name("new_pos"), golden.tensor(name("new_pos")).values, outcome.new_positions);
     report.equal(name("shift"), golden.tensor(name("shift")).values, outcome.shifts);
     // One call of m tokens equals m calls of one.
     const int length = std::accumulate(appends.begin(), appends.end(), 0);
-    const streaming_llm::Outcome one_by_one =
-        streaming_llm::run(options, std::vector<int>(static_cast<std::size_t>(length), 1));
+    const Outcome one_by_one = run(options, std::vector<int>(static_cast<std::size_t>(length), 1));
     report.equal(name("kept") + ", one by one", golden.tensor(name("kept")).values,
                  one_by_one.kept);
   }
 }
 
 }  // namespace kvevict_test
-
-#endif  // KVEVICT_TESTS_GOLDEN_STREAMING_LLM_CASES_HPP_

@@ -1,6 +1,4 @@
-#ifndef KVEVICT_TESTS_GOLDEN_INERTIAKV_CASES_HPP_
-#define KVEVICT_TESTS_GOLDEN_INERTIAKV_CASES_HPP_
-
+#include "golden/drivers.hpp"
 #include "golden/step_logits.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/kernels/kernels.hpp"
@@ -16,7 +14,7 @@
 
 // Cases of `text policy inertiakv`, `ema` and `inertiakv_budget`.
 namespace kvevict_test {
-namespace inertiakv {
+namespace {
 
 [[nodiscard]] inline kvevict::Aggregator aggregator_of(const std::string& rule) {
   for (const auto& [name, aggregator] : enum_names(kvevict::Aggregator{})) {
@@ -120,23 +118,23 @@ void run(const GoldenCase& golden, GoldenReport& report, const std::string& name
   report.is_true(name + ": all samples finite", policy.counters().non_finite == 0);
 }
 
-}  // namespace inertiakv
+}  // namespace
 
-inline void run_inertiakv(const GoldenCase& golden, GoldenReport& report) {
-  const kvevict::Budget budget = inertiakv::budget_of(golden.text("rho"));
+void run_inertiakv(const GoldenCase& golden, GoldenReport& report) {
+  const kvevict::Budget budget = budget_of(golden.text("rho"));
   report.is_true("budget",
                  budget.tokens_of(golden.count("prefill_length")) == golden.count("budget"));
   for (const std::string& name : golden.words("runs")) {
     const auto run_as = [&](const kvevict::InertiaKVOptions& options) {
       for (const RowSource source : {RowSource::kRows, RowSource::kQueries}) {
         if (golden.text(name + ".scorer") == "value_norm") {
-          inertiakv::run<kvevict::InertiaKVValueNorm>(golden, report, name, options, source);
+          run<kvevict::InertiaKVValueNorm>(golden, report, name, options, source);
         } else {
-          inertiakv::run<kvevict::InertiaKV>(golden, report, name, options, source);
+          run<kvevict::InertiaKV>(golden, report, name, options, source);
         }
       }
     };
-    kvevict::InertiaKVOptions options = inertiakv::read_options(golden, name);
+    kvevict::InertiaKVOptions options = read_options(golden, name);
     run_as(options);
     // An EMA without a past is the single-step rule.
     if (options.aggregator == kvevict::Aggregator::kEma && options.alpha == 0.0) {
@@ -148,7 +146,7 @@ inline void run_inertiakv(const GoldenCase& golden, GoldenReport& report) {
 }
 
 /// The aggregator alone.
-inline void run_ema(const GoldenCase& golden, GoldenReport& report) {
+void run_ema(const GoldenCase& golden, GoldenReport& report) {
   const std::size_t n = golden.count("n");
   const std::size_t steps = golden.count("steps");
   const std::vector<float> start = golden.tensor("m0").floats();
@@ -168,12 +166,12 @@ inline void run_ema(const GoldenCase& golden, GoldenReport& report) {
 }
 
 /// What a policy that was told of a prompt says its budget is, however long the sequence grows.
-inline void run_inertiakv_budget(const GoldenCase& golden, GoldenReport& report) {
+void run_inertiakv_budget(const GoldenCase& golden, GoldenReport& report) {
   for (std::size_t i = 0; i < golden.count("num_cases"); ++i) {
     const std::string number = std::to_string(i);
     const std::size_t prompt_len = golden.count("n." + number);
     kvevict::InertiaKV policy(
-        {.budget = inertiakv::budget_of(golden.text("rho." + number))},
+        {.budget = budget_of(golden.text("rho." + number))},
         {.num_layers = 1, .num_q_heads = 1, .num_kv_heads = 1, .head_dim = 1});
     policy.begin(prompt_len);
     const auto budget = [&] {
@@ -189,5 +187,3 @@ inline void run_inertiakv_budget(const GoldenCase& golden, GoldenReport& report)
 }
 
 }  // namespace kvevict_test
-
-#endif  // KVEVICT_TESTS_GOLDEN_INERTIAKV_CASES_HPP_

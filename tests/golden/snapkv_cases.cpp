@@ -1,6 +1,4 @@
-#ifndef KVEVICT_TESTS_GOLDEN_SNAPKV_CASES_HPP_
-#define KVEVICT_TESTS_GOLDEN_SNAPKV_CASES_HPP_
-
+#include "golden/drivers.hpp"
 #include "golden/window_prompt.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "support/golden.hpp"
@@ -11,10 +9,10 @@
 #include <vector>
 
 namespace kvevict_test {
-namespace snapkv {
+namespace {
 
 /// "max5.pool_first": pooling and kernel, then what comes first or the group's maximum.
-inline kvevict::SnapKVOptions read_variant(const GoldenCase& golden, const std::string& variant) {
+kvevict::SnapKVOptions read_variant(const GoldenCase& golden, const std::string& variant) {
   const auto fail = [&] {
     throw std::runtime_error(golden.path() + ": unknown variant " + variant);
   };
@@ -43,9 +41,9 @@ inline kvevict::SnapKVOptions read_variant(const GoldenCase& golden, const std::
   return options;
 }
 
-inline void check_scores(GoldenReport& report, const WindowPrompt& prompt,
-                         const std::string& record, const std::vector<double>& expected,
-                         const kvevict::SnapKVOptions& options, double factor) {
+void check_scores(GoldenReport& report, const WindowPrompt& prompt, const std::string& record,
+                  const std::vector<double>& expected, const kvevict::SnapKVOptions& options,
+                  double factor) {
   const std::size_t prefix = prompt.len - prompt.window;
   for (const WindowPrompt::Way& way : prompt.ways()) {
     kvevict::SnapKV policy(options, prompt.shape);
@@ -57,9 +55,8 @@ inline void check_scores(GoldenReport& report, const WindowPrompt& prompt,
   }
 }
 
-inline void check_keep(const GoldenCase& golden, GoldenReport& report, const WindowPrompt& prompt,
-                       const std::string& record, kvevict::SnapKVOptions options,
-                       std::size_t budget) {
+void check_keep(const GoldenCase& golden, GoldenReport& report, const WindowPrompt& prompt,
+                const std::string& record, kvevict::SnapKVOptions options, std::size_t budget) {
   options.budget = budget;
   for (const WindowPrompt::Way& way : prompt.ways()) {
     kvevict::SnapKV policy(options, prompt.shape);
@@ -70,7 +67,7 @@ inline void check_keep(const GoldenCase& golden, GoldenReport& report, const Win
 }
 
 /// A case of kvpress: means over rows, pooled before the group's mean.
-inline void run_kvpress(const GoldenCase& golden, GoldenReport& report) {
+void run_kvpress(const GoldenCase& golden, GoldenReport& report) {
   const WindowPrompt prompt(golden, "window_size");
   kvevict::SnapKVOptions options{.budget = prompt.len,
                                  .observation_window = prompt.window,
@@ -86,26 +83,24 @@ inline void run_kvpress(const GoldenCase& golden, GoldenReport& report) {
   }
 }
 
-}  // namespace snapkv
+}  // namespace
 
-inline void run_snapkv(const GoldenCase& golden, GoldenReport& report) {
+void run_snapkv(const GoldenCase& golden, GoldenReport& report) {
   if (!golden.has("variants"))
-    return snapkv::run_kvpress(golden, report);
+    return run_kvpress(golden, report);
   const WindowPrompt prompt(golden, "window");
   for (const std::string& variant : golden.words("variants")) {
-    kvevict::SnapKVOptions options = snapkv::read_variant(golden, variant);
+    kvevict::SnapKVOptions options = read_variant(golden, variant);
     options.budget = prompt.len;
     options.observation_window = prompt.window;
     const std::string record = variant + ".scores";
-    snapkv::check_scores(report, prompt, record, golden.tensor(record).values, options, 1);
+    check_scores(report, prompt, record, golden.tensor(record).values, options, 1);
     for (std::size_t i = 0; i < golden.count("num_budgets"); ++i) {
       const std::string number = std::to_string(i);
-      snapkv::check_keep(golden, report, prompt, "keep." + variant + "." + number, options,
-                         golden.count("budget." + number));
+      check_keep(golden, report, prompt, "keep." + variant + "." + number, options,
+                 golden.count("budget." + number));
     }
   }
 }
 
 }  // namespace kvevict_test
-
-#endif  // KVEVICT_TESTS_GOLDEN_SNAPKV_CASES_HPP_

@@ -1,12 +1,10 @@
-#ifndef KVEVICT_TESTS_GOLDEN_MODEL_CASES_HPP_
-#define KVEVICT_TESTS_GOLDEN_MODEL_CASES_HPP_
-
 #include "engine/eviction.hpp"
 #include "engine/gguf.hpp"
 #include "engine/observer.hpp"
 #include "engine/sampler.hpp"
 #include "engine/tokenizer.hpp"
 #include "engine/transformer.hpp"
+#include "golden/drivers.hpp"
 #include "kvevict/kernels/kernels.hpp"
 #include "kvevict/scoring/attention_columns.hpp"
 #include "kvevict/scoring/attention_rows.hpp"
@@ -25,9 +23,10 @@
 // A real model's own values: the example engine and, on its cache, the library's attention
 // statistics and projected value norms.
 namespace kvevict_test {
+namespace {
 
 /// C escapes: \n, \t, \r, \\ and \xHH, between bars.
-inline std::string unescaped(const std::string& text) {
+std::string unescaped(const std::string& text) {
   std::string result;
   for (std::size_t i = 1; i + 1 < text.size(); ++i) {
     if (text[i] != '\\') {
@@ -122,8 +121,8 @@ class ModelRecorder : public engine::StepObserver {
   std::vector<int> picked_;
 };
 
-inline void run_tokenizer(const GoldenCase& golden, GoldenReport& report,
-                          const engine::Tokenizer& tokenizer) {
+void run_tokenizer(const GoldenCase& golden, GoldenReport& report,
+                   const engine::Tokenizer& tokenizer) {
   for (std::size_t i = 0; i < golden.count("count"); ++i) {
     const std::string suffix = std::to_string(i);
     report.equal("ids_" + suffix, golden.tensor("ids_" + suffix).values,
@@ -131,8 +130,10 @@ inline void run_tokenizer(const GoldenCase& golden, GoldenReport& report,
   }
 }
 
+}  // namespace
+
 /// Float weights: 2e-3 on log-likelihoods, 1e-3 of the largest value on scores.
-inline void run_model(const GoldenCase& golden, GoldenReport& report, const std::string& path) {
+void run_model(const GoldenCase& golden, GoldenReport& report, const std::string& path) {
   using namespace kvevict;
   const engine::GgufFile file = engine::GgufFile::open(path);
   if (!golden.has("model")) {
@@ -218,5 +219,3 @@ inline void run_model(const GoldenCase& golden, GoldenReport& report, const std:
 }
 
 }  // namespace kvevict_test
-
-#endif  // KVEVICT_TESTS_GOLDEN_MODEL_CASES_HPP_

@@ -1,6 +1,4 @@
-#ifndef KVEVICT_TESTS_GOLDEN_H2O_CASES_HPP_
-#define KVEVICT_TESTS_GOLDEN_H2O_CASES_HPP_
-
+#include "golden/drivers.hpp"
 #include "golden/step_logits.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/scratch.hpp"
@@ -16,11 +14,11 @@
 
 // Cases of `text policy h2o`.
 namespace kvevict_test {
-namespace h2o {
+namespace {
 
 /// One run with the prompt in pieces of `chunk` tokens.
-inline void run(const GoldenCase& golden, GoldenReport& report, const std::string& name,
-                RowSource source, std::size_t chunk) {
+void run(const GoldenCase& golden, GoldenReport& report, const std::string& name, RowSource source,
+         std::size_t chunk) {
   const GoldenCase::Tensor& prompt_logits = golden.tensor("prefill_logits");
   const GoldenCase::Tensor& logits = golden.tensor("logits");
   const std::size_t prompt_len = golden.count("num_prompt");
@@ -110,16 +108,14 @@ inline void run(const GoldenCase& golden, GoldenReport& report, const std::strin
   report.scores(name + ".scores", golden.tensor(name + ".scores").values, scores);
 }
 
-}  // namespace h2o
+}  // namespace
 
-inline void run_h2o(const GoldenCase& golden, GoldenReport& report) {
+void run_h2o(const GoldenCase& golden, GoldenReport& report) {
   for (const std::string& name : golden.words("runs")) {
-    h2o::run(golden, report, name, RowSource::kRows, golden.count("num_prompt"));
-    h2o::run(golden, report, name, RowSource::kQueries, golden.count("num_prompt"));
-    h2o::run(golden, report, name, RowSource::kQueries, 5);
+    run(golden, report, name, RowSource::kRows, golden.count("num_prompt"));
+    run(golden, report, name, RowSource::kQueries, golden.count("num_prompt"));
+    run(golden, report, name, RowSource::kQueries, 5);
   }
 }
 
 }  // namespace kvevict_test
-
-#endif  // KVEVICT_TESTS_GOLDEN_H2O_CASES_HPP_

@@ -1,6 +1,4 @@
-#ifndef KVEVICT_TESTS_GOLDEN_EPIKV_CASES_HPP_
-#define KVEVICT_TESTS_GOLDEN_EPIKV_CASES_HPP_
-
+#include "golden/drivers.hpp"
 #include "kvevict/kernels/kernels.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_key_value.hpp"
@@ -19,11 +17,11 @@
 
 // Cases of `text policy epikv`: every published score of EpiKV, driven as an engine would.
 namespace kvevict_test {
-namespace epikv {
+namespace {
 
 /// Fills the newest slot's rows of one layer and head.
-inline void set_newest(EpiKVCache& cache, std::size_t layer, std::size_t head, const double* key,
-                       const double* value, std::size_t head_dim) {
+void set_newest(EpiKVCache& cache, std::size_t layer, std::size_t head, const double* key,
+                const double* value, std::size_t head_dim) {
   const auto narrow = [](double x) { return static_cast<float>(x); };
   std::transform(key, key + head_dim, cache.key(layer, head, cache.seq_len() - 1), narrow);
   std::transform(value, value + head_dim, cache.value(layer, head, cache.seq_len() - 1), narrow);
@@ -126,7 +124,7 @@ struct Hidden {
   std::size_t dim = 0;
 };
 
-inline Hidden read_hidden(const GoldenCase& golden) {
+Hidden read_hidden(const GoldenCase& golden) {
   Hidden hidden;
   const bool has_last_prompt = golden.count("has_last_prompt") != 0;
   if (golden.has("hidden.A")) {
@@ -196,7 +194,7 @@ void run_hidden(const GoldenCase& golden, GoldenReport& report, const std::strin
       });
 }
 
-inline void check_deltas(const GoldenCase& golden, GoldenReport& report) {
+void check_deltas(const GoldenCase& golden, GoldenReport& report) {
   const Hidden hidden = read_hidden(golden);
   const std::size_t prompt = golden.count("num_prompt");
   for (std::size_t layer = 0; layer < 2; ++layer) {
@@ -216,7 +214,7 @@ inline void check_deltas(const GoldenCase& golden, GoldenReport& report) {
   }
 }
 
-inline kvevict::CacheShape cache_shape(const GoldenCase& golden) {
+kvevict::CacheShape cache_shape(const GoldenCase& golden) {
   return {.num_layers = golden.count("num_layers"),
           .num_q_heads = golden.count("num_kv_heads"),
           .num_kv_heads = golden.count("num_kv_heads"),
@@ -312,32 +310,30 @@ void run_lag(const GoldenCase& golden, GoldenReport& report, const std::string& 
   report.equal(run + ".kept", golden.tensor(run + ".kept").values, trace.kept);
 }
 
-}  // namespace epikv
+}  // namespace
 
-inline void run_epikv(const GoldenCase& golden, GoldenReport& report) {
+void run_epikv(const GoldenCase& golden, GoldenReport& report) {
   for (const std::string& run : golden.words("runs")) {
     if (run == "z") {
-      epikv::run_hidden<kvevict::EpiKV>(golden, report, run);
+      run_hidden<kvevict::EpiKV>(golden, report, run);
     } else if (run == "raw") {
-      epikv::run_hidden<kvevict::EpiKVRaw>(golden, report, run);
+      run_hidden<kvevict::EpiKVRaw>(golden, report, run);
     } else if (run == "band") {
-      epikv::run_hidden<kvevict::EpiKVBands>(golden, report, run);
+      run_hidden<kvevict::EpiKVBands>(golden, report, run);
     } else if (run == "kv_key") {
-      epikv::run_key_value<kvevict::EpiKVKey>(golden, report, run);
+      run_key_value<kvevict::EpiKVKey>(golden, report, run);
     } else if (run == "kv_value") {
-      epikv::run_key_value<kvevict::EpiKVValue>(golden, report, run);
+      run_key_value<kvevict::EpiKVValue>(golden, report, run);
     } else if (run == "lag_kv") {
-      epikv::run_lag<kvevict::EpiKVLag>(golden, report, run);
+      run_lag<kvevict::EpiKVLag>(golden, report, run);
     } else if (run == "lag_key") {
-      epikv::run_lag<kvevict::EpiKVLagKey>(golden, report, run);
+      run_lag<kvevict::EpiKVLagKey>(golden, report, run);
     } else {
       throw std::runtime_error(golden.path() + ": unknown run " + run);
     }
   }
   if (golden.has("g.A"))
-    epikv::check_deltas(golden, report);
+    check_deltas(golden, report);
 }
 
 }  // namespace kvevict_test
-
-#endif  // KVEVICT_TESTS_GOLDEN_EPIKV_CASES_HPP_

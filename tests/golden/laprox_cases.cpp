@@ -1,6 +1,4 @@
-#ifndef KVEVICT_TESTS_GOLDEN_LAPROX_CASES_HPP_
-#define KVEVICT_TESTS_GOLDEN_LAPROX_CASES_HPP_
-
+#include "golden/drivers.hpp"
 #include "golden/window_prompt.hpp"
 #include "kvevict/policies/laprox.hpp"
 #include "kvevict/scoring/attention_columns.hpp"
@@ -18,6 +16,7 @@
 #include <vector>
 
 namespace kvevict_test {
+namespace {
 
 /// One case: the prompt, W_O, and what is compared.
 class LaProxCase {
@@ -195,10 +194,10 @@ class LaProxCase {
   std::shared_ptr<const kvevict::OutputProjection> projection_;
 };
 
-inline void run_laprox(const GoldenCase& golden, GoldenReport& report) {
+}  // namespace
+
+void run_laprox(const GoldenCase& golden, GoldenReport& report) {
   LaProxCase(golden, report).run();
 }
 
 }  // namespace kvevict_test
-
-#endif  // KVEVICT_TESTS_GOLDEN_LAPROX_CASES_HPP_

@@ -1,6 +1,4 @@
-#ifndef KVEVICT_TESTS_GOLDEN_SELECTION_CASES_HPP_
-#define KVEVICT_TESTS_GOLDEN_SELECTION_CASES_HPP_
-
+#include "golden/drivers.hpp"
 #include "kvevict/selection/pool_selection.hpp"
 #include "kvevict/selection/top_k.hpp"
 #include "kvevict/views/contiguous_view.hpp"
@@ -20,7 +18,7 @@
 // Cases of `text policy` selection_topk and selection_global. Each is run through the selection
 // that all policies share, protected slots as pinned spans; single lanes also through select_top_k.
 namespace kvevict_test {
-namespace selection {
+namespace {
 
 /// One lane of a case; slots behind `scores` do not exist.
 struct Input {
@@ -39,8 +37,8 @@ struct Outcome {
 };
 
 /// Through the selection of all policies. `allocation` is in entries over lanes.
-inline Outcome run(const std::vector<Input>& lanes, std::size_t num_layers,
-                   const kvevict::Allocation& allocation) {
+Outcome run(const std::vector<Input>& lanes, std::size_t num_layers,
+            const kvevict::Allocation& allocation) {
   const std::size_t num_lanes = lanes.size();
   const kvevict::CacheShape shape{.num_layers = num_layers,
                                   .num_q_heads = num_lanes / num_layers,
@@ -107,7 +105,7 @@ inline Outcome run(const std::vector<Input>& lanes, std::size_t num_layers,
 }
 
 /// One lane, by itself; nothing where the protected slots exceed the quota.
-inline std::optional<std::vector<int>> run_alone(const Input& input, std::size_t quota) {
+std::optional<std::vector<int>> run_alone(const Input& input, std::size_t quota) {
   if (input.num_protected() > quota)
     return std::nullopt;
   std::vector<Lane> lanes = {Lane(input.scores)};
@@ -122,8 +120,8 @@ inline std::optional<std::vector<int>> run_alone(const Input& input, std::size_t
   return keep;
 }
 
-inline Input read_lane(const GoldenCase::Tensor& scores, const GoldenCase::Tensor& is_protected,
-                       std::size_t first, std::size_t length) {
+Input read_lane(const GoldenCase::Tensor& scores, const GoldenCase::Tensor& is_protected,
+                std::size_t first, std::size_t length) {
   Input input;
   for (std::size_t i = first; i < first + length; ++i) {
     input.scores.push_back(static_cast<float>(scores.values[i]));
@@ -132,18 +130,17 @@ inline Input read_lane(const GoldenCase::Tensor& scores, const GoldenCase::Tenso
   return input;
 }
 
-}  // namespace selection
+}  // namespace
 
-inline void run_selection_topk(const GoldenCase& golden, GoldenReport& report) {
+void run_selection_topk(const GoldenCase& golden, GoldenReport& report) {
   for (std::size_t i = 0; i < golden.count("num_cases"); ++i) {
     const auto name = [&](const std::string& record) { return record + "." + std::to_string(i); };
     const auto& scores = golden.tensor(name("scores"));
-    const selection::Input lane =
-        selection::read_lane(scores, golden.tensor(name("protected")), 0, scores.values.size());
+    const Input lane = read_lane(scores, golden.tensor(name("protected")), 0, scores.values.size());
     const std::size_t budget = golden.count(name("budget"));
     const bool reject = golden.count(name("expect_reject")) != 0;
-    const selection::Outcome outcome = selection::run({lane}, 1, {.budget = budget});
-    const auto alone = selection::run_alone(lane, budget);
+    const Outcome outcome = run({lane}, 1, {.budget = budget});
+    const auto alone = run_alone(lane, budget);
     report.is_true(name("expect_reject"), outcome.rejected == reject && !alone == reject);
     if (reject)
       continue;
@@ -162,31 +159,31 @@ inline void run_selection_topk(const GoldenCase& golden, GoldenReport& report) {
   }
 }
 
-inline void run_selection_global(const GoldenCase& golden, GoldenReport& report) {
+void run_selection_global(const GoldenCase& golden, GoldenReport& report) {
   for (std::size_t i = 0; i < golden.count("num_cases"); ++i) {
     const auto name = [&](const std::string& record) { return record + "." + std::to_string(i); };
     const auto& scores = golden.tensor(name("scores"));
     const std::size_t num_layers = scores.shape[0];
     const std::size_t num_lanes = num_layers * scores.shape[1];
     const std::size_t capacity = scores.shape[2];
-    std::vector<selection::Input> lanes;
+    std::vector<Input> lanes;
     for (std::size_t l = 0; l < num_lanes; ++l) {
       lanes.push_back(
-          selection::read_lane(scores, golden.tensor(name("protected")), l * capacity,
-                               static_cast<std::size_t>(golden.tensor(name("lengths")).values[l])));
+          read_lane(scores, golden.tensor(name("protected")), l * capacity,
+                    static_cast<std::size_t>(golden.tensor(name("lengths")).values[l])));
     }
     const bool reject = golden.count(name("expect_reject")) != 0;
     const std::string& kind = golden.text(name("kind"));
-    selection::Outcome outcome;
+    Outcome outcome;
     if (kind == "global") {
-      outcome = selection::run(lanes, num_layers,
-                               {.budget = kvevict::Budget::total(golden.count(name("total"))),
-                                .competition = kvevict::Competition::kModel,
-                                .min_keep = golden.count(name("min_keep"))});
+      outcome = run(lanes, num_layers,
+                    {.budget = kvevict::Budget::total(golden.count(name("total"))),
+                     .competition = kvevict::Competition::kModel,
+                     .min_keep = golden.count(name("min_keep"))});
     } else if (kind == "quota") {
       for (std::size_t l = 0; l < num_lanes; ++l) {
         const auto quota = static_cast<std::size_t>(golden.tensor(name("quotas")).values[l]);
-        const auto keep = selection::run_alone(lanes[l], quota);
+        const auto keep = run_alone(lanes[l], quota);
         outcome.rejected = outcome.rejected || !keep;
         outcome.keep.push_back(keep.value_or(std::vector<int>{}));
       }
@@ -206,5 +203,3 @@ inline void run_selection_global(const GoldenCase& golden, GoldenReport& report)
 }
 
 }  // namespace kvevict_test
-
-#endif  // KVEVICT_TESTS_GOLDEN_SELECTION_CASES_HPP_

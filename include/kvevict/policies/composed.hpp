@@ -1,0 +1,231 @@
+#ifndef KVEVICT_POLICIES_COMPOSED_HPP_
+#define KVEVICT_POLICIES_COMPOSED_HPP_
+
+#include "kvevict/allocation/allocation.hpp"
+#include "kvevict/config.hpp"
+#include "kvevict/core/protection.hpp"
+#include "kvevict/core/scored_lane.hpp"
+#include "kvevict/core/sequence.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/core/types.hpp"
+#include "kvevict/policies/policy.hpp"
+#include "kvevict/scoring/attention_rows.hpp"
+#include "kvevict/scoring/pipeline.hpp"
+#include "kvevict/scoring/score_input.hpp"
+
+#include <concepts>
+#include <cstddef>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+KVEVICT_NAMESPACE_BEGIN
+
+/// What a policy that only recombines parts has to say: its options, and how they become the parts.
+///
+/// Optional: check(options, shape), which throws; allocation(options), who gets how much where that
+/// is more than options.budget for each lane, or allocator(options, shape) where it changes from
+/// step to step (Allocator); selector(options), a selection of
+/// its own (Selector); protection(options) where the allocator does not say it.
+template <class R>
+concept Recipe = requires(const typename R::Options& options, const CacheShape& shape) {
+  { R::kName } -> std::convertible_to<std::string_view>;
+  { R::scope(options) } -> std::same_as<MaskScope>;
+  { R::trigger(options) } -> std::same_as<Trigger>;
+  R::pipeline(options, shape);
+};
+
+/// Who gets how much, where it depends on more than the options. Optional: state(), begin().
+template <class A>
+concept Allocator = requires(const A& allocator, const Sequence& sequence) {
+  { allocator.allocation(sequence) } -> std::same_as<Allocation>;
+};
+
+/// Who stays of those who compete: marks at most `quota` candidates in the lanes' keep bits.
+template <class S>
+concept Selector = requires(const S& selector, std::span<ScoredLane> lanes, std::size_t quota,
+                            const ScoreInput& input) {
+  selector.choose(lanes, quota, input);
+};
+
+// What most recipes have in common; a recipe derives from one of these and says the rest.
+
+/// Each prompt is cut once, at its end, per layer and KV head: the observation window stays, and so
+/// does all that is decoded later.
+struct CutsPrompts {
+  template <class O>
+  [[nodiscard]] static MaskScope scope(const O& /*options*/) noexcept {
+    return MaskScope::kHead;
+  }
+  template <class O>
+  [[nodiscard]] static Trigger trigger(const O& /*options*/) noexcept {
+    return Trigger::kPrefillEnd;
+  }
+  template <class O>
+  [[nodiscard]] static Protection protection(const O& options) noexcept {
+    return {.recent_window = options.observation_window, .after_prompt = true};
+  }
+};
+
+/// The cache is cut whenever it exceeds the budget, between the chunks of a prompt too; one set per
+/// layer and KV head.
+struct CutsEveryStep {
+  template <class O>
+  [[nodiscard]] static MaskScope scope(const O& /*options*/) noexcept {
+    return MaskScope::kHead;
+  }
+  template <class O>
+  [[nodiscard]] static Trigger trigger(const O& /*options*/) noexcept {
+    return Trigger::kEveryStep;
+  }
+};
+
+/// Options of a policy that scores what the cache holds and may cut it at any time.
+struct CacheScoreOptions {
+  Budget budget = 1024;              ///< tokens per KV head, protected ones included
+  std::size_t num_sink_tokens = 0;   ///< first tokens that always stay
+  std::size_t recent_window = 0;     ///< newest tokens that always stay
+  bool only_at_prefill_end = false;  ///< cut each prompt once and keep what is decoded
+};
+
+/// The recipe of such a policy, but for its pipeline.
+struct CutsByCacheScore {
+  using Options = CacheScoreOptions;
+
+  [[nodiscard]] static MaskScope scope(const Options& /*options*/) noexcept {
+    return MaskScope::kHead;
+  }
+  [[nodiscard]] static Trigger trigger(const Options& options) noexcept {
+    return options.only_at_prefill_end ? Trigger::kPrefillEnd : Trigger::kEveryStep;
+  }
+  [[nodiscard]] static Protection protection(const Options& options) noexcept {
+    return {.num_sink_tokens = options.num_sink_tokens,
+            .recent_window = options.recent_window,
+            .after_prompt = options.only_at_prefill_end};
+  }
+  template <class Visit>
+  static void visit_options(Options& options, Visit&& visit) {
+    visit("budget", options.budget);
+    visit("num_sink_tokens", options.num_sink_tokens);
+    visit("recent_window", options.recent_window);
+    visit("only_at_prefill_end", options.only_at_prefill_end);
+  }
+};
+
+/// The method that a recipe describes: Policy<Composed<SnapKVRecipe>> is a policy.
+template <Recipe R>
+class Composed {
+  static auto make_allocator(const typename R::Options& options, const CacheShape& shape) {
+    if constexpr (requires { R::allocator(options, shape); }) {
+      return R::allocator(options, shape);
+    } else if constexpr (requires { R::allocation(options); }) {
+      return Fixed{R::allocation(options)};
+    } else {
+      return Fixed{{.budget = options.budget}};
+    }
+  }
+  static auto make_selector(const typename R::Options& options) {
+    if constexpr (requires { R::selector(options); }) {
+      return R::selector(options);
+    } else {
+      return std::tuple<>();
+    }
+  }
+  struct Fixed {
+    Allocation fixed;
+    [[nodiscard]] Allocation allocation(const Sequence& /*sequence*/) const noexcept {
+      return fixed;
+    }
+  };
+
+ public:
+  using Options = typename R::Options;
+  using Parts =
+      decltype(R::pipeline(std::declval<const Options&>(), std::declval<const CacheShape&>()));
+  using Signal = std::remove_cvref_t<decltype(std::declval<Parts&>().signal())>;
+  using Selection = decltype(make_selector(std::declval<const Options&>()));
+  static constexpr std::string_view kName = R::kName;
+  static constexpr Inputs kRequiredInputs =
+      Parts::kRequiredInputs | detail::required_by<Selection>();
+  static constexpr AttentionUse kAttentionUse = Parts::kAttentionUse;
+
+  Composed(const Options& options, const CacheShape& shape)
+      : options_((check(options, shape), options)),
+        pipeline_(R::pipeline(options, shape)),
+        allocator_(make_allocator(options, shape)),
+        selector_(make_selector(options)) {}
+
+  [[nodiscard]] MaskScope scope() const noexcept { return R::scope(options_); }
+  [[nodiscard]] Trigger trigger() const noexcept { return R::trigger(options_); }
+  [[nodiscard]] Protection protection(const Sequence& sequence) const noexcept {
+    if constexpr (requires { allocator_.protection(sequence); }) {
+      return allocator_.protection(sequence);
+    } else {
+      return R::protection(options_);
+    }
+  }
+  [[nodiscard]] Allocation allocation(const Sequence& sequence) const noexcept {
+    return allocator_.allocation(sequence);
+  }
+  [[nodiscard]] auto state() noexcept {
+    if constexpr (requires { allocator_.state(); }) {
+      return std::tuple_cat(pipeline_.signal().state(), allocator_.state());
+    } else {
+      return pipeline_.signal().state();
+    }
+  }
+
+  void begin(const Sequence& sequence) {
+    if constexpr (requires { pipeline_.signal().begin(sequence); })
+      pipeline_.signal().begin(sequence);
+    if constexpr (requires { allocator_.begin(sequence); })
+      allocator_.begin(sequence);
+  }
+  [[nodiscard]] std::size_t wanted_rows(const Sequence& sequence, std::size_t layer) const
+      requires(kAttentionUse != AttentionUse::kNone) {
+    return pipeline_.signal().wanted_rows(sequence, layer);
+  }
+  std::size_t observe_rows(const GroupRows& rows, const Sequence& sequence,
+                           const kernels::KernelSet& kernel) requires(kAttentionUse !=
+                                                                      AttentionUse::kNone) {
+    return pipeline_.signal().observe_rows(rows, sequence, kernel);
+  }
+  std::size_t observe_cache(const ScoreInput& input) requires requires(Signal& signal) {
+    signal.observe_cache(input);
+  }
+  { return pipeline_.signal().observe_cache(input); }
+
+  void score(const ScoreInput& input, std::size_t lane, std::span<float> out) const {
+    pipeline_.score(input, lane, out);
+  }
+  void normalise(std::span<ScoredLane> lanes, const ScoreInput& input) const {
+    pipeline_.normalise(lanes, input);
+  }
+  void choose(std::span<ScoredLane> lanes, std::size_t quota,
+              const ScoreInput& input) const requires Selector<Selection> {
+    selector_.choose(lanes, quota, input);
+  }
+
+  template <class Visit>
+  static void visit_options(Options& options, Visit&& visit) {
+    R::visit_options(options, visit);
+  }
+
+ private:
+  static void check(const Options& options, const CacheShape& shape) {
+    if constexpr (requires { R::check(options, shape); })
+      R::check(options, shape);
+  }
+
+  Options options_;
+  Parts pipeline_;
+  decltype(make_allocator(std::declval<const Options&>(),
+                          std::declval<const CacheShape&>())) allocator_;
+  [[no_unique_address]] Selection selector_;
+};
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_POLICIES_COMPOSED_HPP_

@@ -1,0 +1,89 @@
+#ifndef KVEVICT_SCORING_CACHE_SIGNALS_HPP_
+#define KVEVICT_SCORING_CACHE_SIGNALS_HPP_
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/lane.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/core/types.hpp"
+#include "kvevict/kernels/kernel_set.hpp"
+#include "kvevict/scoring/kv_part.hpp"
+#include "kvevict/scoring/lane_scores.hpp"
+#include "kvevict/scoring/projected_norms.hpp"
+#include "kvevict/scoring/row_blocks.hpp"
+#include "kvevict/scoring/score_input.hpp"
+#include "kvevict/scoring/weighted_rows.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <span>
+#include <tuple>
+#include <vector>
+
+KVEVICT_NAMESPACE_BEGIN
+
+// Signals that are read off the cache when a mask is wanted: [1 per KV head, seq_len]. They need no
+// attention and keep nothing over steps.
+
+/// -|k|, which rotary embedding does not change: keys of small norm draw attention.
+struct KeyNorm {
+  static constexpr Inputs kRequiredInputs = Inputs::kKeys;
+  static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
+
+  [[nodiscard]] std::tuple<> state() const noexcept { return {}; }
+
+  void score(const ScoreInput& input, LaneScores& scores) const {
+    scores.start(0, scores.seq_len(), 1);
+    for (std::size_t head = 0; head < scores.num_heads(); ++head) {
+      const std::span<float> norms = scores.array(head);
+      row_norms(scores.cache(head).keys, input.sequence.shape().head_dim, 0, norms.size(),
+                input.kernel, input.scratch.vector(LaneScores::kFirstFree), norms);
+      input.kernel.scale(-1.0F, norms.size(), norms.data());
+    }
+  }
+};
+
+/// -cos(k, m), m the mean of the unit keys of the lane: keys that point away from the rest stay. A
+/// key of norm 0 has no direction and scores 0, and so do all where m is 0.
+struct KeyDifference {
+  static constexpr Inputs kRequiredInputs = Inputs::kKeys;
+  static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
+
+  [[nodiscard]] std::tuple<> state() const noexcept { return {}; }
+
+  void score(const ScoreInput& input, LaneScores& scores) const {
+    constexpr std::size_t kBuffer = LaneScores::kFirstFree;
+    scores.start(0, scores.seq_len(), 1);
+    const std::size_t dim = input.sequence.shape().head_dim;
+    const std::size_t len = scores.seq_len();
+    std::vector<float>& gathered = input.scratch.vector(kBuffer);
+    for (std::size_t head = 0; head < scores.num_heads(); ++head) {
+      const Lane lane = scores.cache(head);
+      const std::span<float> inverse = scores.array(head);
+      row_norms(lane.keys, dim, 0, len, input.kernel, gathered, inverse);
+      for (std::size_t slot = 0; slot < len; ++slot) {
+        const bool usable = lane.valid.empty() || lane.valid[slot] != 0;
+        inverse[slot] = usable && inverse[slot] > 0.0F ? 1.0F / inverse[slot] : 0.0F;
+      }
+      const std::span<float> anchor = input.scratch.floats(kBuffer + 1, dim);
+      weighted_row_sum(lane.keys, dim, 0, inverse, input.kernel, gathered,
+                       input.scratch.vector(kBuffer + 2), anchor);
+      double length = 0.0;
+      for (const float x : anchor)
+        length += static_cast<double>(x) * static_cast<double>(x);
+      const float scale = length > 0.0 ? static_cast<float>(-1.0 / std::sqrt(length)) : 0.0F;
+      input.kernel.scale(scale, dim, anchor.data());
+      const std::span<float> dots = scores.spare();
+      for_each_row_block(lane.keys, dim, 0, len, input.kernel, gathered,
+                         [&](const kernels::RowBlock& rows, std::size_t slot) {
+                           input.kernel.row_dots(anchor.data(), 1, 0, rows, dots.data() + slot, 0);
+                         });
+      for (std::size_t slot = 0; slot < len; ++slot)
+        inverse[slot] = inverse[slot] == 0.0F ? 0.0F : inverse[slot] * dots[slot];
+    }
+  }
+};
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_SCORING_CACHE_SIGNALS_HPP_

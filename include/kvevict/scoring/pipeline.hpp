@@ -1,0 +1,142 @@
+#ifndef KVEVICT_SCORING_PIPELINE_HPP_
+#define KVEVICT_SCORING_PIPELINE_HPP_
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/scored_lane.hpp"
+#include "kvevict/core/types.hpp"
+#include "kvevict/scoring/lane_scores.hpp"
+#include "kvevict/scoring/score_input.hpp"
+
+#include <concepts>
+#include <cstddef>
+#include <span>
+#include <tuple>
+#include <utility>
+
+KVEVICT_NAMESPACE_BEGIN
+
+// How a policy says what a token is worth: a signal and stages, written in the order in which data
+// passes them, since the order is part of the method:
+//
+//   WindowAttention(shape, {.window = 32}) | Pool(pooling) | GroupReduction(GroupReduce::kMean)
+//
+// A scorer of your own is one struct that fulfils Signal or Stage.
+
+/// Where scores come from. score() fills the arrays of one lane; what it keeps over steps is listed
+/// by state(). Optional: what the observe members of a PolicyMethod are.
+template <class S>
+concept Signal = requires(S& signal, const S& constant, const ScoreInput& input,
+                          LaneScores& scores) {
+  { S::kRequiredInputs } -> std::convertible_to<Inputs>;
+  { S::kAttentionUse } -> std::convertible_to<AttentionUse>;
+  signal.state();
+  constant.score(input, scores);
+};
+
+/// A step on the way: changes the arrays of one lane.
+template <class S>
+concept LaneStage = requires(const S& stage, const ScoreInput& input, LaneScores& scores) {
+  stage.apply(input, scores);
+};
+/// A step over the finished scores of all lanes that compete; comes after every LaneStage.
+template <class S>
+concept PoolWideStage = requires(const S& stage, const ScoreInput& input,
+                                 std::span<ScoredLane> lanes) {
+  stage.apply_to_pool(input, lanes);
+};
+template <class S>
+concept Stage = LaneStage<S> || PoolWideStage<S>;
+
+namespace detail {
+
+/// What a part of a composition says that it needs.
+template <class Part>
+[[nodiscard]] consteval Inputs required_by() {
+  if constexpr (requires { Part::kRequiredInputs; }) {
+    return Part::kRequiredInputs;
+  } else {
+    return Inputs::kNothing;
+  }
+}
+
+}  // namespace detail
+
+/// A signal and the stages behind it.
+template <Signal S, Stage... Stages>
+class Pipeline {
+ public:
+  static constexpr Inputs kRequiredInputs =
+      (detail::required_by<S>() | ... | detail::required_by<Stages>());
+  static constexpr AttentionUse kAttentionUse = S::kAttentionUse;
+
+  explicit Pipeline(S signal, Stages... stages)
+      : signal_(std::move(signal)), stages_(std::move(stages)...) {}
+
+  [[nodiscard]] S& signal() noexcept { return signal_; }
+  [[nodiscard]] const S& signal() const noexcept { return signal_; }
+
+  /// Scores of one lane, [seq_len].
+  void score(const ScoreInput& input, std::size_t lane, std::span<float> out) const {
+    LaneScores scores(input, lane);
+    signal_.score(input, scores);
+    std::apply([&](const Stages&... stages) { (apply(stages, input, scores), ...); }, stages_);
+    scores.finish(out);
+  }
+  /// What follows once all lanes of a pool have scores.
+  void normalise(std::span<ScoredLane> lanes, const ScoreInput& input) const {
+    std::apply([&](const Stages&... stages) { (apply(stages, input, lanes), ...); }, stages_);
+  }
+
+  template <Stage T>
+  friend auto operator|(Pipeline pipeline, T stage) {
+    return std::apply(
+        [&](Stages&... stages) {
+          return Pipeline<S, Stages..., T>(std::move(pipeline.signal_), std::move(stages)...,
+                                           std::move(stage));
+        },
+        pipeline.stages_);
+  }
+
+ private:
+  template <class T>
+  static void apply(const T& stage, const ScoreInput& input, LaneScores& scores) {
+    if constexpr (LaneStage<T>)
+      stage.apply(input, scores);
+  }
+  template <class T>
+  static void apply(const T& stage, const ScoreInput& input, std::span<ScoredLane> lanes) {
+    if constexpr (PoolWideStage<T>)
+      stage.apply_to_pool(input, lanes);
+  }
+
+  S signal_;
+  std::tuple<Stages...> stages_;
+};
+
+template <Signal S, Stage T>
+[[nodiscard]] Pipeline<S, T> operator|(S signal, T stage) {
+  return Pipeline<S, T>(std::move(signal), std::move(stage));
+}
+
+/// `stage` where `condition` holds, nothing otherwise: an option that switches a stage.
+template <LaneStage S>
+struct When {
+  static constexpr Inputs kRequiredInputs = detail::required_by<S>();
+
+  bool condition;
+  S stage;
+
+  void apply(const ScoreInput& input, LaneScores& scores) const {
+    if (condition)
+      stage.apply(input, scores);
+  }
+};
+
+template <LaneStage S>
+[[nodiscard]] When<S> when(bool condition, S stage) {
+  return {condition, std::move(stage)};
+}
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_SCORING_PIPELINE_HPP_

@@ -1,0 +1,60 @@
+#ifndef KVEVICT_SCORING_STAGES_HPP_
+#define KVEVICT_SCORING_STAGES_HPP_
+
+#include "kvevict/config.hpp"
+#include "kvevict/scoring/group_reduce.hpp"
+#include "kvevict/scoring/lane_scores.hpp"
+#include "kvevict/scoring/pooling.hpp"
+#include "kvevict/scoring/score_input.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <span>
+
+KVEVICT_NAMESPACE_BEGIN
+
+// Stages that look at scores alone.
+
+/// Smooths every array over neighbouring slots.
+struct Pool {
+  Pooling pooling;
+
+  void apply(const ScoreInput& input, LaneScores& scores) const {
+    if (pooling.kernel_size == 1)
+      return;
+    for (std::size_t i = 0; i < scores.num_arrays(); ++i) {
+      const std::span<float> spare = scores.spare();
+      const std::span<float> array = scores.array(i);
+      std::copy(array.begin(), array.end(), spare.begin());
+      pooling.apply(spare, input.kernel, array);
+    }
+  }
+};
+
+/// Brings the query heads of each KV head together (rule R10).
+struct GroupReduction {
+  GroupReduce reduce = GroupReduce::kMean;
+
+  void apply(const ScoreInput& /*input*/, LaneScores& scores) const {
+    const std::size_t group = scores.arrays_per_head();
+    for (std::size_t i = 0; i < scores.num_arrays(); ++i)
+      reduce_group(reduce, i % group, group, scores.array(i), scores.array(i - i % group));
+    scores.keep_one_per_head();
+  }
+};
+
+/// Brings all arrays of a lane that stands for several heads together: their mean, maximum or sum.
+struct HeadReduction {
+  GroupReduce reduce = GroupReduce::kMean;
+
+  void apply(const ScoreInput& /*input*/, LaneScores& scores) const {
+    for (std::size_t i = 0; i < scores.num_arrays(); ++i)
+      reduce_group(reduce, i, scores.num_arrays(), scores.array(i), scores.array(0));
+    scores.keep_one();
+  }
+};
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_SCORING_STAGES_HPP_

@@ -1,0 +1,32 @@
+#ifndef KVEVICT_TESTS_GOLDEN_DRIVERS_HPP_
+#define KVEVICT_TESTS_GOLDEN_DRIVERS_HPP_
+
+#include "support/golden.hpp"
+
+#include <string>
+
+namespace kvevict_test {
+
+// One driver for each `text policy`: runs the library over a case and reports what it compared. A
+// driver throws for an option that it does not know.
+
+void run_ema(const GoldenCase& golden, GoldenReport& report);
+void run_epikv(const GoldenCase& golden, GoldenReport& report);
+void run_h2o(const GoldenCase& golden, GoldenReport& report);
+void run_inertiakv(const GoldenCase& golden, GoldenReport& report);
+void run_inertiakv_budget(const GoldenCase& golden, GoldenReport& report);
+void run_keydiff(const GoldenCase& golden, GoldenReport& report);
+void run_knorm(const GoldenCase& golden, GoldenReport& report);
+void run_laprox(const GoldenCase& golden, GoldenReport& report);
+void run_selection_global(const GoldenCase& golden, GoldenReport& report);
+void run_selection_topk(const GoldenCase& golden, GoldenReport& report);
+void run_snapkv(const GoldenCase& golden, GoldenReport& report);
+void run_streaming_llm(const GoldenCase& golden, GoldenReport& report);
+void run_tova(const GoldenCase& golden, GoldenReport& report);
+
+/// Cases of a real model: `path` is its GGUF file.
+void run_model(const GoldenCase& golden, GoldenReport& report, const std::string& path);
+
+}  // namespace kvevict_test
+
+#endif  // KVEVICT_TESTS_GOLDEN_DRIVERS_HPP_
