@@ -119,7 +119,7 @@ class KvCache {
   // only grows moves once in a sixteenth of its length, which next to reading it in every step
   // costs little.
   [[nodiscard]] static std::size_t headroom(std::size_t num_rows) noexcept {
-    return num_rows / 16 + 4;
+    return num_rows / 16 + 2;
   }
 
   // The one place where memory is taken and given back.
