@@ -31,7 +31,8 @@ int main(int argc, char** argv) {
     command->add_option("--policy", common.policy, "Name of the policy")->capture_default_str();
     command
         ->add_option("--budget", common.budget,
-                     "Tokens per KV head (128), or a share of the text (10%)")
+                     "Tokens per KV head (128), or a share of the text (10%): of the prompt and "
+                     "what is written, and where that is without end, of the trained context")
         ->capture_default_str();
     command->add_option("--options", common.options,
                         "Further options of the policy, key=value,key=value; they win over what "
@@ -44,7 +45,9 @@ int main(int argc, char** argv) {
   add_policy(generate_command);
   generate_command->add_option("--prompt", generate.prompt, "Text to continue")->required();
   generate_command->add_flag("--chat", generate.chat, "Wrap the prompt as a chat message");
-  generate_command->add_option("--max-new-tokens", generate.max_new_tokens, "0: without end")
+  generate_command
+      ->add_option("--max-new-tokens", generate.max_new_tokens,
+                   "0: without end, in constant memory under a policy that evicts while decoding")
       ->capture_default_str();
   generate_command->add_option("--temperature", generate.temperature, "0: always the likeliest")
       ->check(CLI::Range(0.0, 10.0))

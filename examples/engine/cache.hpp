@@ -54,14 +54,13 @@ class KvCache {
   [[nodiscard]] std::int32_t next_position() const noexcept { return next_position_; }
   void set_next_position(std::int32_t position) noexcept { next_position_ = position; }
 
-  /// Makes room for `count` more rows of one lane; the caller fills them. Memory grows by half.
+  /// Makes room for `count` more rows of one lane; the caller fills them.
   /// @return the first new slot
   std::size_t append(std::size_t layer, std::size_t kv_head, std::size_t count) {
     KvLane& grown = lane(layer, kv_head);
     const std::size_t first = grown.num_rows;
-    if (first + count > grown.capacity()) {
-      reallocate(grown, std::max(first + count, grown.capacity() + grown.capacity() / 2));
-    }
+    if (first + count > grown.capacity())
+      reallocate(grown, first + count + headroom(first + count));
     grown.num_rows += count;
     return first;
   }
@@ -93,12 +92,14 @@ class KvCache {
     cut.num_rows = size;
   }
 
-  /// Gives the spare rows of all lanes back: each moves to a smaller piece of memory. What is
-  /// less than an eighth of a lane stays, lest every step of a full cache copies everything.
+  /// Gives spare rows of all lanes back: each moves to a smaller piece of memory, with the headroom
+  /// that growing would leave it. A lane stays where it is while it has less than twice of that:
+  /// one that takes a token and drops one in every step never moves.
   void shrink() {
     for (KvLane& lane : lanes_) {
-      if (lane.capacity() - lane.num_rows > lane.num_rows / 8)
-        reallocate(lane, lane.num_rows);
+      const std::size_t spare = headroom(lane.num_rows);
+      if (lane.capacity() > lane.num_rows + 2 * spare)
+        reallocate(lane, lane.num_rows + spare);
     }
   }
 
@@ -112,6 +113,13 @@ class KvCache {
  private:
   [[nodiscard]] std::size_t row_bytes() const noexcept {
     return 2 * head_dim_ * sizeof(float) + sizeof(std::int32_t);
+  }
+
+  // Spare rows of a lane that has just moved. Few, because they are held for nothing: a lane that
+  // only grows moves once in a sixteenth of its length, which next to reading it in every step
+  // costs little.
+  [[nodiscard]] static std::size_t headroom(std::size_t num_rows) noexcept {
+    return num_rows / 16 + 2;
   }
 
   // The one place where memory is taken and given back.

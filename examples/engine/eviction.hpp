@@ -231,10 +231,12 @@ class PolicyObserver : public StepObserver {
   Signals signals_;
 };
 
-/// One forward pass with signals: a chunk of a prompt or a decode step, without eviction.
+/// One forward pass with signals: a chunk of a prompt or a decode step, without eviction. If a
+/// token is bad, it throws and neither the cache nor a policy has changed.
 inline LogitRows observed_pass(Transformer& transformer, std::span<const Token> tokens,
                                KvCache& cache, std::span<Sequence* const> sequences,
                                Signals signals) {
+  transformer.check(tokens);
   PolicyObserver observer(sequences, cache, signals);
   for (Sequence* s : sequences)
     s->before_pass(tokens.size());
@@ -245,11 +247,13 @@ inline LogitRows observed_pass(Transformer& transformer, std::span<const Token> 
 }
 
 /// Reads a prompt into a sequence, chunk by chunk, evicting after each chunk where the policy
-/// wants to. Returns the logits after the last token.
+/// wants to. Returns the logits after the last token. Throws before anything changes if a token
+/// of any chunk is bad.
 inline LogitRows read_prompt(Transformer& transformer, std::span<const Token> prompt,
                              Sequence& sequence, Signals signals = Signals::kRows,
                              std::size_t chunk_size = 256) {
   Sequence* const one = &sequence;
+  transformer.check(prompt);
   sequence.begin_prompt(prompt.size());
   for (; prompt.size() > chunk_size; prompt = prompt.subspan(chunk_size)) {
     observed_pass(transformer, prompt.first(chunk_size), sequence.cache(), {&one, 1}, signals);
@@ -266,6 +270,7 @@ inline LogitRows read_prompt(Transformer& transformer, std::span<const Token> pr
 inline void read_prompt_together(Transformer& transformer, std::span<const Token> prompt,
                                  std::span<Sequence* const> sequences,
                                  Signals signals = Signals::kRows, std::size_t chunk_size = 256) {
+  transformer.check(prompt);
   KvCache cache = transformer.make_cache();
   for (Sequence* s : sequences)
     s->begin_prompt(prompt.size());

@@ -41,8 +41,9 @@ static_assert(std::endian::native == std::endian::little, "GGUF files are read a
   return std::bit_cast<float>(std::uint32_t{bits} << 16U);
 }
 
-// One function for each block format. Each copies the block's quants before it uses them: the
-// compiler then knows that writing `out` does not change them, and uses vector instructions.
+// One function for each block format. Quants are read as bytes in place and `out` is restricted:
+// the compiler then knows that writing `out` does not change them, and uses vector instructions. A
+// copy of the quants would be kept in scalar registers and taken apart byte by byte.
 namespace detail {
 
 template <class T>
@@ -51,9 +52,10 @@ template <class T>
   std::memcpy(&value, bytes, sizeof(T));
   return value;
 }
-template <std::size_t Size>
-[[nodiscard]] auto load_bytes(const std::byte* bytes) noexcept {
-  return load<std::array<std::uint8_t, Size>>(bytes);
+template <class T>
+[[nodiscard]] const T* quants_at(const std::byte* bytes) noexcept {
+  static_assert(sizeof(T) == 1);
+  return reinterpret_cast<const T*>(bytes);
 }
 [[nodiscard]] inline float load_half(const std::byte* bytes) noexcept {
   return half_to_float(load<std::uint16_t>(bytes));
@@ -70,21 +72,21 @@ inline void block_bf16(const std::byte* block, float* out) noexcept {
 }
 
 // [f16 scale][32 x i8]
-inline void block_q8_0(const std::byte* block, float* out) noexcept {
+inline void block_q8_0(const std::byte* block, float* __restrict out) noexcept {
   const float scale = load_half(block);
-  const auto quants = load<std::array<std::int8_t, 32>>(block + 2);
+  const auto* quants = quants_at<std::int8_t>(block + 2);
   for (std::size_t i = 0; i < 32; ++i)
     out[i] = scale * static_cast<float>(quants[i]);
 }
 
 // [16 bytes]: element i is the low nibble of byte i, element i + 16 its high nibble.
-inline void nibbles(const std::byte* bytes, float scale, float offset, float* out) noexcept {
-  const auto quants = load_bytes<16>(bytes);
-  for (std::size_t i = 0; i < 16; ++i) {
-    out[i] = scale * static_cast<float>(quants[i] & 15) + offset;
-  }
-  for (std::size_t i = 0; i < 16; ++i) {
-    out[i + 16] = scale * static_cast<float>(quants[i] >> 4) + offset;
+inline void nibbles(const std::byte* bytes, float scale, float offset,
+                    float* __restrict out) noexcept {
+  const auto* quants = quants_at<std::uint8_t>(bytes);
+  for (std::size_t half = 0; half < 2; ++half) {
+    for (std::size_t i = 0; i < 16; ++i) {
+      out[16 * half + i] = scale * static_cast<float>((quants[i] >> (4 * half)) & 15) + offset;
+    }
   }
 }
 
@@ -99,10 +101,10 @@ inline void block_q4_1(const std::byte* block, float* out) noexcept {
 
 // [f16 scale of scales][f16 scale of minima][12 bytes: 8 scales and 8 minima of 6 bits][128 bytes:
 // each 32 hold one sub-block of 32 elements in their low nibbles and the next one in the high].
-inline void block_q4_k(const std::byte* block, float* out) noexcept {
+inline void block_q4_k(const std::byte* block, float* __restrict out) noexcept {
   const float scale = load_half(block);
   const float minimum = load_half(block + 2);
-  const auto packed = load_bytes<12>(block + 4);
+  const auto packed = load<std::array<std::uint8_t, 12>>(block + 4);
   for (std::size_t sub = 0; sub < 8; ++sub) {
     // The first four pairs lie in the low 6 bits of bytes 0-3 (scales) and 4-7 (minima). The
     // others have their low 4 bits in bytes 8-11 and their high 2 bits on top of the first ones.
@@ -112,7 +114,7 @@ inline void block_q4_k(const std::byte* block, float* out) noexcept {
         sub < 4 ? packed[sub + 4] & 63 : (packed[sub + 4] >> 4) | ((packed[sub] >> 6) << 4);
     const float d = scale * static_cast<float>(sub_scale);
     const float m = minimum * static_cast<float>(sub_minimum);
-    const auto quants = load_bytes<32>(block + 16 + sub / 2 * 32);
+    const auto* quants = quants_at<std::uint8_t>(block + 16 + sub / 2 * 32);
     const std::size_t shift = sub % 2 * 4;
     for (std::size_t i = 0; i < 32; ++i) {
       out[sub * 32 + i] = d * static_cast<float>((quants[i] >> shift) & 15) - m;
@@ -123,15 +125,15 @@ inline void block_q4_k(const std::byte* block, float* out) noexcept {
 // [128 bytes: low 4 bits][64 bytes: high 2 bits][16 x i8 scale of 16 elements][f16 scale].
 // Half a block is four quarters of 32 elements: quarter p takes nibble p / 2 of low byte
 // 32 * (p % 2) + i and bits 2p of high byte i.
-inline void block_q6_k(const std::byte* block, float* out) noexcept {
+inline void block_q6_k(const std::byte* block, float* __restrict out) noexcept {
   const float scale = load_half(block + 208);
   const auto scales = load<std::array<std::int8_t, 16>>(block + 192);
   for (std::size_t group = 0; group < 16; ++group) {  // of 16 elements, two in each quarter
     const std::size_t half = group / 8;
     const std::size_t quarter = group / 2 % 4;
     const std::size_t first = group % 2 * 16;
-    const auto low = load_bytes<16>(block + 64 * half + 32 * (quarter % 2) + first);
-    const auto high = load_bytes<16>(block + 128 + 32 * half + first);
+    const auto* low = quants_at<std::uint8_t>(block + 64 * half + 32 * (quarter % 2) + first);
+    const auto* high = quants_at<std::uint8_t>(block + 128 + 32 * half + first);
     const std::size_t low_shift = quarter / 2 * 4;
     const std::size_t high_shift = 2 * quarter;
     const float d = scale * static_cast<float>(scales[group]);

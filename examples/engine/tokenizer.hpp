@@ -274,8 +274,9 @@ class Tokenizer {
       byte_tokens_[b] = find(text);
       bytes_.emplace(alphabet[b], static_cast<char>(b));
     }
-    read_special_tokens(file);
-    if (pre == "llama-bpe" || pre == "llama3") {
+    const bool is_llama3 = pre == "llama-bpe" || pre == "llama3";
+    read_special_tokens(file, is_llama3);
+    if (is_llama3) {
       for (Token token = 0; token < static_cast<Token>(tokens_.size()); ++token) {
         std::string bytes;
         append_bytes(token, bytes);
@@ -371,7 +372,7 @@ class Tokenizer {
     }
   }
 
-  void read_special_tokens(const GgufFile& file) {
+  void read_special_tokens(const GgufFile& file, bool is_llama3) {
     is_special_.resize(tokens_.size());
     const auto* types = file.find<std::vector<std::int64_t>>("tokenizer.ggml.token_type");
     if (types != nullptr && types->size() != tokens_.size()) {
@@ -403,7 +404,8 @@ class Tokenizer {
       return static_cast<Token>(id);
     };
     ends_.push_back(read_id("tokenizer.ggml.eos_token_id"));
-    if (file.get_or<bool>("tokenizer.ggml.add_bos_token", false)) {
+    // Files that do not say leave it to the kind of tokenizer: Llama 3 was trained with it.
+    if (file.get_or<bool>("tokenizer.ggml.add_bos_token", is_llama3)) {
       bos_ = read_id("tokenizer.ggml.bos_token_id");
     }
   }

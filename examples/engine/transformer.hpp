@@ -78,6 +78,19 @@ class Transformer {
     return {c.num_layers, c.num_kv_heads, c.head_dim};
   }
 
+  /// Throws std::invalid_argument unless there are tokens and all are in the vocabulary. What makes
+  /// changes ahead of a pass calls it before, so that a bad token leaves everything as it was.
+  void check(std::span<const Token> tokens) const {
+    if (tokens.empty())
+      throw std::invalid_argument("forward: no tokens");
+    for (const Token token : tokens) {
+      if (token < 0 || static_cast<std::size_t>(token) >= model_.token_embedding().rows()) {
+        throw std::invalid_argument("forward: token " + std::to_string(token) +
+                                    " is not in the vocabulary");
+      }
+    }
+  }
+
   /// Appends the tokens to the cache, at the cache's next positions. A token attends to all rows
   /// that a lane holds and to those of the pass up to itself.
   /// @param num_logits  newest tokens whose logits are wanted
@@ -85,7 +98,8 @@ class Transformer {
   LogitRows forward(std::span<const Token> tokens, KvCache& cache, std::size_t num_logits = 1,
                     StepObserver* observer = nullptr) {
     const ModelConfig& c = model_.config();
-    if (tokens.empty() || num_logits > tokens.size()) {
+    check(tokens);
+    if (num_logits > tokens.size()) {
       throw std::invalid_argument("forward: " + std::to_string(num_logits) + " logits of " +
                                   std::to_string(tokens.size()) + " tokens");
     }
@@ -156,9 +170,13 @@ class Transformer {
 
   static Eigen::Index index(std::size_t i) noexcept { return static_cast<Eigen::Index>(i); }
 
+  // Aligned for Eigen's sums: where a row starts decides in which order they are added up, and that
+  // should not hang on what the heap returns.
+  using Scratch = std::vector<float, Eigen::aligned_allocator<float>>;
+
   // Memory of one thread for one loop, at least `size` floats.
-  std::vector<float>& scratch(std::size_t worker, std::size_t size) {
-    std::vector<float>& memory = scratch_[worker];
+  Scratch& scratch(std::size_t worker, std::size_t size) {
+    Scratch& memory = scratch_[worker];
     if (memory.size() < size)
       memory.resize(size);
     return memory;
@@ -168,12 +186,7 @@ class Transformer {
     const WeightMatrix& embedding = model_.token_embedding();
     hidden_.resize(index(tokens.size()), index(embedding.cols()));
     for (std::size_t t = 0; t < tokens.size(); ++t) {
-      const auto row = static_cast<std::size_t>(tokens[t]);
-      if (tokens[t] < 0 || row >= embedding.rows()) {
-        throw std::invalid_argument("forward: token " + std::to_string(tokens[t]) +
-                                    " is not in the vocabulary");
-      }
-      embedding.dequantise(row, 1, hidden_.row(index(t)).data());
+      embedding.dequantise(static_cast<std::size_t>(tokens[t]), 1, hidden_.row(index(t)).data());
     }
   }
 
@@ -193,11 +206,11 @@ class Transformer {
     out.resize(x.rows(), index(weight.rows()));
     if (x.rows() == 0)
       return;  // nobody wants logits
-    const std::size_t tile_floats = x.rows() == 1 ? 1U << 13U : 1U << 18U;
+    const std::size_t tile_floats = x.rows() == 1 ? 1U << 12U : 1U << 18U;
     const std::size_t tile_rows = std::max<std::size_t>(tile_floats / weight.cols(), 1);
     pool_.for_ranges(
         weight.rows(), 16, [&](std::size_t begin, std::size_t end, std::size_t worker) {
-          std::vector<float>& tile = scratch(worker, tile_rows * weight.cols());
+          Scratch& tile = scratch(worker, tile_rows * weight.cols());
           for (std::size_t first = begin; first < end; first += tile_rows) {
             const std::size_t count = std::min(tile_rows, end - first);
             weight.dequantise(first, count, tile.data());
@@ -246,7 +259,7 @@ class Transformer {
     const std::size_t num_blocks = (num_tokens + kQueryBlock - 1) / kQueryBlock;
     pool_.for_ranges(
         c.num_q_heads * num_blocks, 1, [&](std::size_t begin, std::size_t end, std::size_t worker) {
-          std::vector<float>& scores = scratch(worker, std::min(kQueryBlock, num_tokens) * longest);
+          Scratch& scores = scratch(worker, std::min(kQueryBlock, num_tokens) * longest);
           for (std::size_t i = begin; i < end; ++i) {
             const std::size_t q_head = i / num_blocks;
             const std::size_t first = i % num_blocks * kQueryBlock;
@@ -317,8 +330,8 @@ class Transformer {
   // Of the current pass: its positions' turns, then one row for each token.
   std::vector<std::vector<float>> turns_;
   Matrix hidden_, normed_, qkv_, attended_, block_out_, gate_up_, activated_, logits_;
-  std::vector<std::vector<float>> scratch_;  // one for each thread
-  std::vector<float> attention_;             // rows for an observer
+  std::vector<Scratch> scratch_;  // one for each thread
+  std::vector<float> attention_;  // rows for an observer
 };
 
 }  // namespace engine

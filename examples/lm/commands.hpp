@@ -30,18 +30,25 @@ struct GenerateOptions {
   bool ignore_eos = false;
 };
 
+/// What a budget in percent is a share of: the prompt and what is to be written. Writing without
+/// end has no such length; the cache may then have its share of the trained context.
+[[nodiscard]] inline std::size_t shared_tokens(std::size_t prompt_len, std::size_t max_new_tokens,
+                                               std::size_t context_length) noexcept {
+  return max_new_tokens == 0 ? context_length : prompt_len + max_new_tokens;
+}
+
 /// Text on stdout as it comes, figures on stderr. Where positions would leave what the model was
 /// trained on, the gaps that eviction left between them are closed, as StreamingLLM does it.
 inline int run_generate(const Common& common, const GenerateOptions& options) {
   Runtime runtime(common);
   const std::string text = options.chat ? engine::chat_prompt(options.prompt) : options.prompt;
-  const std::vector<Token> prompt = runtime.tokenizer().encode(text);
+  const std::vector<Token> prompt = runtime.tokenizer().encode_start(text);
   if (prompt.empty())
     throw std::invalid_argument("--prompt is empty");
   runtime.check_fits(prompt.size(), "--prompt");
-  // A share is of the prompt and what is to be written.
   engine::Sequence sequence =
-      make_sequence(runtime, common, prompt.size() + options.max_new_tokens);
+      make_sequence(runtime, common,
+                    shared_tokens(prompt.size(), options.max_new_tokens, runtime.context_length()));
   engine::Sampler sampler(options.temperature, options.seed);
   engine::LogitRows logits =
       engine::read_prompt(runtime.transformer(), prompt, sequence, runtime.signals());
@@ -96,7 +103,7 @@ struct PerplexityOptions {
 inline int run_perplexity(const Common& common, const PerplexityOptions& options) {
   Progress progress;
   Runtime runtime(common);
-  std::vector<Token> text = runtime.tokenizer().encode(
+  std::vector<Token> text = runtime.tokenizer().encode_start(
       options.file.empty() ? std::string(kStory) : read_text(options.file));
   if (text.size() > options.max_tokens)
     text.resize(options.max_tokens);

@@ -41,8 +41,10 @@ struct CompareRow {
   std::size_t tokens = 0;  ///< of it, per KV head
   AnswerResult answers;
   DecodeResult decoded;
-  std::size_t peak_bytes = 0;  ///< K and V, the most held at once
-  std::size_t end_bytes = 0;   ///< K and V held at the end
+  std::size_t peak_bytes = 0;  ///< K and V, the most held at once in any trial
+  std::size_t end_bytes = 0;   ///< K and V held at the end, the most of any trial
+  // Sums over the trials; what is shown is per trial or per step.
+  std::size_t num_trials = 0;
   double prefill_seconds = 0;
   std::size_t num_steps = 0;  ///< decode steps
   double decode_seconds = 0;
@@ -113,6 +115,7 @@ inline void finish(CompareRow& row, const engine::Sequence& sequence,
   row.peak_bytes = std::max(row.peak_bytes, sequence.cache().peak_bytes());
   row.end_bytes = std::max(row.end_bytes, sequence.cache().bytes_held());
   row.evicted += sequence.policy().counters().evicted;
+  ++row.num_trials;
 }
 
 /// Prompts with a hidden fact, cut at their end, then asked about. A prompt is read once for all.
@@ -202,6 +205,10 @@ inline void finish(CompareRow& row, const engine::Sequence& sequence,
   return row.num_steps > 0 ? seconds / static_cast<double>(row.num_steps) : 0;
 }
 
+[[nodiscard]] inline double per_trial(double sum, const CompareRow& row) {
+  return row.num_trials > 0 ? sum / static_cast<double>(row.num_trials) : 0;
+}
+
 inline void print_rows(const std::vector<CompareRow>& rows, bool recall) {
   Table table({"policy", "budget", recall ? "recall" : "NLL", "peak MB", "end MB", "read s",
                "tok/s", "score", "select", "%", "evicted"});
@@ -216,10 +223,11 @@ inline void print_rows(const std::vector<CompareRow>& rows, bool recall) {
                recall ? std::to_string(row.answers.num_right) + "/" +
                             std::to_string(row.answers.num_questions)
                       : fixed(row.decoded.nll, 3),
-               megabytes(row.peak_bytes), megabytes(row.end_bytes), fixed(row.prefill_seconds, 2),
-               fixed(steps_per_second(row), 1), fixed(1e3 * per_step(policy.observe, row), 3),
+               megabytes(row.peak_bytes), megabytes(row.end_bytes),
+               fixed(per_trial(row.prefill_seconds, row), 2), fixed(steps_per_second(row), 1),
+               fixed(1e3 * per_step(policy.observe, row), 3),
                fixed(1e3 * per_step(policy.select, row), 3), fixed(share, 1),
-               std::to_string(row.evicted)});
+               fixed(per_trial(static_cast<double>(row.evicted), row), 0)});
   }
   table.print(stdout);
 }
@@ -230,16 +238,17 @@ inline void print_rows(const std::vector<CompareRow>& rows, bool recall) {
     nlohmann::json one = {{"policy", row.policy},
                           {"budget", row.budget},
                           {"budget_tokens", row.tokens},
+                          {"trials", row.num_trials},
                           {"kv_bytes_peak", row.peak_bytes},
                           {"kv_bytes_end", row.end_bytes},
-                          {"prefill_seconds", row.prefill_seconds},
-                          {"prompt_policy_seconds", row.prompt_policy_seconds},
-                          {"decode_steps", row.num_steps},
+                          {"prefill_seconds", per_trial(row.prefill_seconds, row)},
+                          {"prompt_policy_seconds", per_trial(row.prompt_policy_seconds, row)},
+                          {"decode_steps", per_trial(static_cast<double>(row.num_steps), row)},
                           {"decode_tokens_per_second", steps_per_second(row)},
                           {"score_seconds_per_step", per_step(row.decode_policy.observe, row)},
                           {"select_seconds_per_step", per_step(row.decode_policy.select, row)},
                           {"evict_seconds_per_step", per_step(row.decode_policy.evict, row)},
-                          {"entries_evicted", row.evicted}};
+                          {"entries_evicted", per_trial(static_cast<double>(row.evicted), row)}};
     if (recall) {
       one["num_right"] = row.answers.num_right;
       one["num_questions"] = row.answers.num_questions;
@@ -253,6 +262,14 @@ inline void print_rows(const std::vector<CompareRow>& rows, bool recall) {
 
 }  // namespace detail
 
+/// The text of the decode task: `num_tokens` that are fed or predicted and the one before them.
+[[nodiscard]] inline std::vector<Token> story(const Runtime& runtime, std::size_t num_tokens) {
+  std::vector<Token> text = runtime.tokenizer().encode_start(kStory);
+  if (text.size() > num_tokens + 1)
+    text.resize(num_tokens + 1);
+  return text;
+}
+
 inline int run_compare(const Common& common, const CompareOptions& options) {
   Progress progress;
   progress.show("loading " + common.model);
@@ -260,9 +277,7 @@ inline int run_compare(const Common& common, const CompareOptions& options) {
   const bool built_in = is_built_in_model(runtime.file());
   const RecallKind kind = built_in ? RecallKind::kBuiltInModel : RecallKind::kWord;
   runtime.check_fits(options.prompt_len, "--prompt-len");
-  std::vector<Token> text = runtime.tokenizer().encode(kStory);
-  if (text.size() > options.decode_tokens + 1)
-    text.resize(options.decode_tokens + 1);
+  const std::vector<Token> text = story(runtime, options.decode_tokens);
   runtime.check_fits(text.size(), "--decode-tokens");
 
   const auto recall = detail::compare_recall(runtime, options, kind, progress);
@@ -281,9 +296,9 @@ inline int run_compare(const Common& common, const CompareOptions& options) {
     detail::print_rows(decode, false);
   }
   std::printf(
-      "\nMB: memory of K and V really held. read s: the prompt. score, select: the policy's "
-      "milliseconds in\na decode step; %%: its share of the step, moving rows included. "
-      "evicted: entries of all heads.\n");
+      "\nMB: memory of K and V really held, the most of any trial. Per trial: read s, the prompt; "
+      "evicted,\nentries of all heads. Per decode step: score, select, the policy's milliseconds; "
+      "%%, its share with\nmoving rows included.\n");
   write_json(common.json, {{"model", common.model},
                            {"prompt_len", options.prompt_len},
                            {"decode_tokens", text.size()},

@@ -93,15 +93,24 @@ inline constexpr std::array<std::string_view, 20> kSecretWords = {
   const std::string question =
       "\n\nQuestion: What is the " + name + "?\nAnswer: The " + name + " is";
   const auto tokens_of = [&](std::string_view text) { return tokenizer.encode(text).size(); };
-  const std::size_t fixed_len = tokens_of(intro) + tokens_of(fact) + tokens_of(question);
+  const std::size_t fixed_len =
+      tokenizer.encode_start(intro).size() + tokens_of(fact) + tokens_of(question);
   if (options.prompt_len < fixed_len) {
     throw std::invalid_argument("recall: a prompt of this form has at least " +
                                 std::to_string(fixed_len) + " tokens");
   }
+  // Every sentence comes once before any comes again: drawn one by one, some came five times, and
+  // the fact, which is said twice, was not what stood out.
   std::vector<std::string_view> sentences;
+  std::vector<std::string_view> deck;
   std::size_t len = fixed_len;
   while (true) {
-    const std::string_view sentence = kFiller[random.below(kFiller.size())];
+    if (deck.empty()) {
+      deck.assign(kFiller.begin(), kFiller.end());
+      random.shuffle(deck);
+    }
+    const std::string_view sentence = deck.back();
+    deck.pop_back();
     const std::size_t more = tokens_of(sentence);
     if (len + more > options.prompt_len)
       break;
@@ -118,7 +127,7 @@ inline constexpr std::array<std::string_view, 20> kSecretWords = {
       text += sentences[i];
   }
   Trial trial;
-  trial.prompt = tokenizer.encode(text + question);
+  trial.prompt = tokenizer.encode_start(text + question);
   // The last token goes through the cut cache, so that every word of the answer does.
   trial.questions.push_back({{trial.prompt.back()}, answer, 10});
   trial.prompt.pop_back();
@@ -152,6 +161,7 @@ inline constexpr std::array<std::string_view, 20> kSecretWords = {
   std::iota(body.begin(), body.begin() + static_cast<std::ptrdiff_t>(num_facts), 0U);
   random.shuffle(body);
   Trial trial;
+  trial.prompt = tokenizer.encode_start("");
   for (const std::size_t entry : body) {
     if (entry == num_facts) {
       trial.prompt.push_back(token(filler[random.below(filler.size())]));

@@ -38,6 +38,7 @@ struct Vocabulary {
   Pieces merges = {"h e", "l l", "he ll", "hell o", "\u0120 he", "l o", "e l"};
   Pieces specials = {"<|im_start|>", "<|im_end|>", "<|im_end|>!"};
   std::optional<std::uint32_t> bos;
+  std::optional<bool> adds_bos = true;  // nothing: the file does not say
   std::optional<std::uint32_t> eos;
   std::size_t surplus_types = 0;
   bool without_byte_zero = false;
@@ -61,7 +62,9 @@ struct Vocabulary {
         .texts("tokenizer.ggml.merges", merges)
         .numbers("tokenizer.ggml.token_type", types);
     if (bos)
-      result.number("tokenizer.ggml.bos_token_id", *bos).flag("tokenizer.ggml.add_bos_token", true);
+      result.number("tokenizer.ggml.bos_token_id", *bos);
+    if (bos && adds_bos)
+      result.flag("tokenizer.ggml.add_bos_token", *adds_bos);
     if (eos)
       result.number("tokenizer.ggml.eos_token_id", *eos);
     return result;
@@ -233,6 +236,21 @@ TEST(Tokenizer, BeginAndEnd) {
   EXPECT_TRUE(tokenizer.is_end('x'));
   EXPECT_TRUE(tokenizer.is_end(kImEnd));
   EXPECT_FALSE(tokenizer.is_end(kImStart));
+}
+
+TEST(Tokenizer, BeginsAsTheFileSaysAndElseAsItsKindDoes) {
+  Vocabulary vocabulary;
+  vocabulary.bos = static_cast<std::uint32_t>(kImStart);
+  const auto begins = [&](const char* pre, std::optional<bool> adds_bos) {
+    vocabulary.pre = pre;
+    vocabulary.adds_bos = adds_bos;
+    return vocabulary.tokenizer().encode_start("").size() == 1;
+  };
+  EXPECT_TRUE(begins("smollm", true));
+  EXPECT_FALSE(begins("smollm", false));
+  EXPECT_FALSE(begins("smollm", std::nullopt));
+  EXPECT_FALSE(begins("llama-bpe", false));
+  EXPECT_TRUE(begins("llama-bpe", std::nullopt));
 }
 
 TEST(ChatPrompt, IsChatMl) {
