@@ -20,9 +20,11 @@
 #include "kvevict/policies/epikv_segments.hpp"
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
+#include "kvevict/policies/key_geometry.hpp"
 #include "kvevict/policies/laprox.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
+#include "kvevict/policies/tova.hpp"
 #include "kvevict/scoring/output_projection.hpp"
 
 #include <concepts>
@@ -205,7 +207,7 @@ struct PolicyList {};
 using NamedPolicies =
     PolicyList<FullKV, RandomEviction, StreamingLLM, H2O, SnapKV, LaProx, InertiaKV,
                InertiaKVValueNorm, EpiKV, EpiKVRaw, EpiKVBands, EpiKVKey, EpiKVValue, EpiKVLag,
-               EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg>;
+               EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg, TOVA, Knorm, KeyDiff>;
 
 /// What make_policy has to know of the model and of the engine.
 struct ModelInfo {
