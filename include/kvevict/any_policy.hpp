@@ -21,6 +21,7 @@
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/laprox.hpp"
+#include "kvevict/policies/pyramidkv.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/scoring/output_projection.hpp"
@@ -202,10 +203,13 @@ template <class... Ps>
 struct PolicyList {};
 
 /// Every policy that can be made by name. A new one is a line here.
+// clang-format off
 using NamedPolicies =
     PolicyList<FullKV, RandomEviction, StreamingLLM, H2O, SnapKV, LaProx, InertiaKV,
                InertiaKVValueNorm, EpiKV, EpiKVRaw, EpiKVBands, EpiKVKey, EpiKVValue, EpiKVLag,
-               EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg>;
+               EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg,
+               PyramidKV>;
+// clang-format on
 
 /// What make_policy has to know of the model and of the engine.
 struct ModelInfo {

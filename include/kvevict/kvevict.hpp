@@ -21,6 +21,7 @@
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/laprox.hpp"
+#include "kvevict/policies/pyramidkv.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/version.hpp"

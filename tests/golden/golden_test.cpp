@@ -31,6 +31,8 @@ const std::map<std::string, GoldenDriver>& drivers() {
       {"keydiff", run_keydiff},
       {"knorm", run_knorm},
       {"laprox", run_laprox},
+      {"pyramidkv", run_pyramidkv},
+      {"pyramidkv_budgets", run_pyramidkv_budgets},
       {"selection_global", run_selection_global},
       {"selection_topk", run_selection_topk},
       {"snapkv", run_snapkv},

@@ -61,7 +61,7 @@ class PolicyInvariants : public testing::TestWithParam<PolicyCase> {
             answer_is_extra ? len - sequence.slots_before(
                                         lane, static_cast<std::size_t>(sequence.prompt().last))
                             : 0;
-        quota += static_cast<double>(allocation.lane_budget(kToyShape, 0, len));
+        quota += static_cast<double>(allocation.lane_budget(kToyShape, lane, len));
         held += len - answer;
         extra += answer;
       }

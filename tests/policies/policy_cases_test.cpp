@@ -11,6 +11,7 @@
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/laprox.hpp"
+#include "kvevict/policies/pyramidkv.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "support/random.hpp"
@@ -130,6 +131,10 @@ TableScoreOptions random_scores(std::size_t budget) {
           .scores = scores};
 }
 
+kvevict::PyramidKVOptions pyramid(std::size_t budget) {
+  return {.budget = budget, .observation_window = 4, .beta = 3};
+}
+
 }  // namespace
 
 const std::vector<PolicyCase>& policy_cases() {
@@ -183,6 +188,7 @@ const std::vector<PolicyCase>& policy_cases() {
                                      .group_reduce = GroupReduce::kMax,
                                      .softmax_support = kvevict::SoftmaxSupport::kPast};
                                }),
+      case_of<kvevict::PyramidKV>("PyramidKV", pyramid),
       case_of<kvevict::LaProx>(
           "LaProx", [](std::size_t budget) { return laprox(budget, GroupReading::kMeanNorms); }),
       case_of<kvevict::LaProx>(

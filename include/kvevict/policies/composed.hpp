@@ -37,10 +37,14 @@ concept Recipe = requires(const typename R::Options& options, const CacheShape& 
   R::pipeline(options, shape);
 };
 
-/// Who gets how much, where it depends on more than the options. Optional: state(), begin().
-template <class A>
+/// Who gets how much, where it depends on more than the options. Optional: state(), begin(). One
+/// that goes by what was observed has allocation(sequence, signal) and reads the pipeline's signal.
+template <class A, class S>
 concept Allocator = requires(const A& allocator, const Sequence& sequence) {
   { allocator.allocation(sequence) } -> std::same_as<Allocation>;
+}
+|| requires(const A& allocator, const Sequence& sequence, const S& signal) {
+  { allocator.allocation(sequence, signal) } -> std::same_as<Allocation>;
 };
 
 /// Who stays of those who compete: marks at most `quota` candidates in the lanes' keep bits.
@@ -167,7 +171,11 @@ class Composed {
     }
   }
   [[nodiscard]] Allocation allocation(const Sequence& sequence) const noexcept {
-    return allocator_.allocation(sequence);
+    if constexpr (requires { allocator_.allocation(sequence, pipeline_.signal()); }) {
+      return allocator_.allocation(sequence, pipeline_.signal());
+    } else {
+      return allocator_.allocation(sequence);
+    }
   }
   [[nodiscard]] auto state() noexcept {
     if constexpr (requires { allocator_.state(); }) {
@@ -197,6 +205,8 @@ class Composed {
   }
   { return pipeline_.signal().observe_cache(input); }
 
+  [[nodiscard]] const Parts& parts() const noexcept { return pipeline_; }
+
   void score(const ScoreInput& input, std::size_t lane, std::span<float> out) const {
     pipeline_.score(input, lane, out);
   }
@@ -219,10 +229,13 @@ class Composed {
       R::check(options, shape);
   }
 
+  using Budgets =
+      decltype(make_allocator(std::declval<const Options&>(), std::declval<const CacheShape&>()));
+  static_assert(Allocator<Budgets, Signal>);
+
   Options options_;
   Parts pipeline_;
-  decltype(make_allocator(std::declval<const Options&>(),
-                          std::declval<const CacheShape&>())) allocator_;
+  Budgets allocator_;
   [[no_unique_address]] Selection selector_;
 };
 
