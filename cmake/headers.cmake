@@ -6,7 +6,9 @@ set(KVEVICT_HEADERS
     include/kvevict/allocation/first_prompt.hpp
     include/kvevict/allocation/heavy_and_recent.hpp
     include/kvevict/allocation/lane_table.hpp
+    include/kvevict/allocation/layer_preference.hpp
     include/kvevict/allocation/pyramid.hpp
+    include/kvevict/allocation/streaming_lanes.hpp
     include/kvevict/any_policy.hpp
     include/kvevict/config.hpp
     include/kvevict/core/budget.hpp
@@ -37,6 +39,8 @@ set(KVEVICT_HEADERS
     include/kvevict/kernels/scalar.hpp
     include/kvevict/kvevict.hpp
     include/kvevict/option_text.hpp
+    include/kvevict/policies/adakv.hpp
+    include/kvevict/policies/cake.hpp
     include/kvevict/policies/composed.hpp
     include/kvevict/policies/controls.hpp
     include/kvevict/policies/epikv.hpp
@@ -82,7 +86,9 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/token_variance.hpp
     include/kvevict/scoring/value_norms.hpp
     include/kvevict/scoring/weighted_rows.hpp
+    include/kvevict/scoring/window_moments.hpp
     include/kvevict/scoring/window_vote.hpp
+    include/kvevict/selection/head_floors.hpp
     include/kvevict/selection/pool_selection.hpp
     include/kvevict/selection/segment_caps.hpp
     include/kvevict/selection/slot_bits.hpp

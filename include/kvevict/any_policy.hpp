@@ -12,6 +12,8 @@
 #include "kvevict/core/types.hpp"
 #include "kvevict/kernels/kernels.hpp"
 #include "kvevict/option_text.hpp"
+#include "kvevict/policies/adakv.hpp"
+#include "kvevict/policies/cake.hpp"
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
@@ -208,6 +210,10 @@ using NamedPolicies =
     PolicyList<FullKV, RandomEviction, StreamingLLM, H2O, SnapKV, LaProx, InertiaKV,
                InertiaKVValueNorm, EpiKV, EpiKVRaw, EpiKVBands, EpiKVKey, EpiKVValue, EpiKVLag,
                EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg,
+               AdaKV,
+               AdaKVKeyDiff,
+               AdaKVKnorm,
+               CAKE,
                PyramidKV>;
 // clang-format on
 

@@ -12,6 +12,8 @@
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/step_inputs.hpp"
 #include "kvevict/core/types.hpp"
+#include "kvevict/policies/adakv.hpp"
+#include "kvevict/policies/cake.hpp"
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"

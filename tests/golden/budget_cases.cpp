@@ -3,9 +3,12 @@
 #include "golden/window_prompt.hpp"
 #include "kvevict/allocation/apportion.hpp"
 #include "kvevict/allocation/budget_tables.hpp"
+#include "kvevict/allocation/layer_preference.hpp"
 #include "kvevict/allocation/pyramid.hpp"
 #include "kvevict/policies/pyramidkv.hpp"
+#include "kvevict/selection/head_floors.hpp"
 #include "support/golden.hpp"
+#include "support/top_k.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -107,6 +110,64 @@ void run_pyramidkv(const GoldenCase& golden, GoldenReport& report) {
       }
       report.equal("budgets." + ratio, golden.tensor("budgets." + ratio).values, budgets);
     }
+  }
+}
+
+void run_allocation_tables(const GoldenCase& golden, GoldenReport& report) {
+  const auto heads = [&](const std::string& name) {
+    const auto check = [&](const std::string& record, bool official) {
+      const std::vector<double> scores = decimals(golden.text(name + "scores"));
+      const std::size_t b = golden.count(name + "b");
+      const kvevict::HeadTable table("test", layers_of_one_head(scores.size()), b, 0, scores, 1.0,
+                                     std::stod(golden.text(name + "beta")), official);
+      report.equal(name + record, golden.tensor(name + record).values,
+                   kept(table.budgets(1000), 1000));
+    };
+    check("official", true);
+    check("exact", false);
+  };
+  const auto floors = [&](const std::string& name) {
+    const std::vector<double>& counts = golden.tensor(name + "counts").values;
+    const std::size_t b = golden.count(name + "b");
+    const auto check = [&](const std::string& record, bool official) {
+      // Head h owns the best counts[h] scores, all others are the same.
+      std::vector<Lane> lanes;
+      for (const double count : counts) {
+        std::vector<float> scores(200, 0.0F);
+        std::fill_n(scores.begin(), static_cast<std::size_t>(count), 1.0F);
+        lanes.emplace_back(scores);
+        lanes.back().protect(199);
+      }
+      std::vector<kvevict::ScoredLane> views;
+      for (std::size_t h = 0; h < lanes.size(); ++h)
+        views.push_back({h, lanes[h].scores, lanes[h].candidates, lanes[h].keep});
+      const kvevict::HeadFloors rule(kvevict::FloorRule::kInterpolate,
+                                     std::stod(golden.text(name + "floor")), official, false);
+      rule.choose(views, b * counts.size(), 0);
+      std::vector<std::size_t> numbers;
+      for (const Lane& lane : lanes)
+        numbers.push_back(lane.kept().size() - 1);
+      report.equal(name + record, golden.tensor(name + record).values, numbers);
+    };
+    check("official", true);
+    check("exact", false);
+  };
+  for (std::size_t i = 0; i < golden.count("num_headkv"); ++i)
+    heads("headkv." + std::to_string(i) + ".");
+  for (std::size_t i = 0; i < golden.count("num_ada"); ++i)
+    floors("ada." + std::to_string(i) + ".");
+  for (std::size_t i = 0; i < golden.count("num_cake"); ++i) {
+    const std::string name = "cake." + std::to_string(i) + ".";
+    const std::vector<double> preference = decimals(golden.text(name + "preference"));
+    const auto check = [&](const std::string& record, bool official) {
+      std::vector<double> shares = preference;
+      std::vector<std::size_t> numbers(shares.size());
+      kvevict::share_by_preference(shares, golden.count(name + "total"), golden.count(name + "cap"),
+                                   official, numbers);
+      report.equal(name + record, golden.tensor(name + record).values, numbers);
+    };
+    check("official", true);
+    check("exact", false);
   }
 }
 

@@ -10,6 +10,9 @@ namespace kvevict_test {
 // One driver for each `text policy`: runs the library over a case and reports what it compared. A
 // driver throws for an option that it does not know.
 
+void run_adakv(const GoldenCase& golden, GoldenReport& report);
+void run_allocation_tables(const GoldenCase& golden, GoldenReport& report);
+void run_cake(const GoldenCase& golden, GoldenReport& report);
 void run_ema(const GoldenCase& golden, GoldenReport& report);
 void run_epikv(const GoldenCase& golden, GoldenReport& report);
 void run_h2o(const GoldenCase& golden, GoldenReport& report);

@@ -23,6 +23,9 @@ namespace {
 /// Who runs a case, by its `text policy`.
 const std::map<std::string, GoldenDriver>& drivers() {
   static const std::map<std::string, GoldenDriver> map = {
+      {"adakv", run_adakv},
+      {"allocation_tables", run_allocation_tables},
+      {"cake", run_cake},
       {"ema", run_ema},
       {"epikv", run_epikv},
       {"h2o", run_h2o},

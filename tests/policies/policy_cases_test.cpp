@@ -2,6 +2,8 @@
 // that the policies are compiled once for those tests.
 #include "support/policy_cases.hpp"
 
+#include "kvevict/policies/adakv.hpp"
+#include "kvevict/policies/cake.hpp"
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
@@ -131,6 +133,21 @@ TableScoreOptions random_scores(std::size_t budget) {
           .scores = scores};
 }
 
+kvevict::AdaKVOptions ada(std::size_t budget) {
+  return {.budget = budget, .observation_window = 4};
+}
+kvevict::AdaKVOptions ada_guarantee(std::size_t budget) {
+  return {.budget = budget,
+          .observation_window = 4,
+          .floor_rule = kvevict::FloorRule::kGuarantee,
+          .pyramid_beta = 3};
+}
+kvevict::CAKEOptions cake(std::size_t budget) {
+  return {.budget = budget, .observation_window = 4};
+}
+kvevict::CAKEOptions cake_at_prefill_end(std::size_t budget) {
+  return {.budget = budget, .observation_window = 4, .only_at_prefill_end = true};
+}
 kvevict::PyramidKVOptions pyramid(std::size_t budget) {
   return {.budget = budget, .observation_window = 4, .beta = 3};
 }
@@ -188,6 +205,11 @@ const std::vector<PolicyCase>& policy_cases() {
                                      .group_reduce = GroupReduce::kMax,
                                      .softmax_support = kvevict::SoftmaxSupport::kPast};
                                }),
+      case_of<kvevict::AdaKV>("AdaKV", ada),
+      case_of<kvevict::AdaKV>("AdaKVGuarantee", ada_guarantee),
+      case_of<kvevict::AdaKVKnorm>("AdaKVKnorm"),
+      case_of<kvevict::CAKE>("CAKE", cake),
+      case_of<kvevict::CAKE>("CAKEAtPrefillEnd", cake_at_prefill_end),
       case_of<kvevict::PyramidKV>("PyramidKV", pyramid),
       case_of<kvevict::LaProx>(
           "LaProx", [](std::size_t budget) { return laprox(budget, GroupReading::kMeanNorms); }),

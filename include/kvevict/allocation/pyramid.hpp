@@ -42,12 +42,19 @@ enum class PyramidRounding : std::uint8_t {
 /// One layer, and a prompt shorter than 2b: all equal.
 class PyramidBudgets {
  public:
+  /// @param beta         >= 1; 1: all layers have the same
+  /// @param competition  kLayer: the heads of a layer compete for its budgets
   PyramidBudgets(const CacheShape& shape, const Budget& budget, std::size_t window, double beta,
-                 PyramidRounding rounding)
-      : table_(shape, budget, window), beta_(beta), rounding_(rounding) {}
+                 PyramidRounding rounding, Competition competition = Competition::kLane)
+      : table_(shape, budget, window),
+        beta_(beta),
+        rounding_(rounding),
+        competition_(competition) {}
 
   [[nodiscard]] Allocation allocation(const Sequence& sequence) const noexcept {
-    return budgets(detail::tokens_so_far(sequence, true));
+    Allocation allocation = budgets(detail::tokens_so_far(sequence, true));
+    allocation.competition = competition_;
+    return allocation;
   }
   /// For lanes of `len` tokens.
   [[nodiscard]] Allocation budgets(std::size_t len) const noexcept {
@@ -100,6 +107,7 @@ class PyramidBudgets {
   LaneTable table_;
   double beta_;
   PyramidRounding rounding_;
+  Competition competition_;
 };
 
 KVEVICT_NAMESPACE_END

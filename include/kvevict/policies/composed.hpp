@@ -13,6 +13,8 @@
 #include "kvevict/scoring/pipeline.hpp"
 #include "kvevict/scoring/score_input.hpp"
 
+#include <algorithm>
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <span>
@@ -53,6 +55,22 @@ concept Selector = requires(const S& selector, std::span<ScoredLane> lanes, std:
                             const ScoreInput& input) {
   selector.choose(lanes, quota, input);
 };
+
+namespace detail {
+
+/// The name of a recipe that changes another one: "AdaKV" over "Knorm" is "AdaKVKnorm".
+template <const std::string_view& kFirst, const std::string_view& kSecond>
+struct JoinedName {
+  static constexpr std::array<char, kFirst.size() + kSecond.size()> kLetters = [] {
+    std::array<char, kFirst.size() + kSecond.size()> letters{};
+    std::copy(kSecond.begin(), kSecond.end(),
+              std::copy(kFirst.begin(), kFirst.end(), letters.begin()));
+    return letters;
+  }();
+  static constexpr std::string_view kName{kLetters.data(), kLetters.size()};
+};
+
+}  // namespace detail
 
 // What most recipes have in common; a recipe derives from one of these and says the rest.
 
@@ -149,6 +167,8 @@ class Composed {
   using Parts =
       decltype(R::pipeline(std::declval<const Options&>(), std::declval<const CacheShape&>()));
   using Signal = std::remove_cvref_t<decltype(std::declval<Parts&>().signal())>;
+  using Budgets =
+      decltype(make_allocator(std::declval<const Options&>(), std::declval<const CacheShape&>()));
   using Selection = decltype(make_selector(std::declval<const Options&>()));
   static constexpr std::string_view kName = R::kName;
   static constexpr Inputs kRequiredInputs =
@@ -206,6 +226,7 @@ class Composed {
   { return pipeline_.signal().observe_cache(input); }
 
   [[nodiscard]] const Parts& parts() const noexcept { return pipeline_; }
+  [[nodiscard]] const Budgets& allocator() const noexcept { return allocator_; }
 
   void score(const ScoreInput& input, std::size_t lane, std::span<float> out) const {
     pipeline_.score(input, lane, out);
@@ -229,8 +250,6 @@ class Composed {
       R::check(options, shape);
   }
 
-  using Budgets =
-      decltype(make_allocator(std::declval<const Options&>(), std::declval<const CacheShape&>()));
   static_assert(Allocator<Budgets, Signal>);
 
   Options options_;
