@@ -8,6 +8,7 @@ set(KVEVICT_HEADERS
     include/kvevict/allocation/lane_table.hpp
     include/kvevict/allocation/layer_preference.hpp
     include/kvevict/allocation/pyramid.hpp
+    include/kvevict/allocation/rocket_split.hpp
     include/kvevict/allocation/streaming_lanes.hpp
     include/kvevict/any_policy.hpp
     include/kvevict/config.hpp
@@ -53,8 +54,11 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/inertiakv.hpp
     include/kvevict/policies/key_geometry.hpp
     include/kvevict/policies/laprox.hpp
+    include/kvevict/policies/lazy_lanes.hpp
+    include/kvevict/policies/offline_budgets.hpp
     include/kvevict/policies/policy.hpp
     include/kvevict/policies/pyramidkv.hpp
+    include/kvevict/policies/rocketkv.hpp
     include/kvevict/policies/snapkv.hpp
     include/kvevict/policies/streaming_llm.hpp
     include/kvevict/policies/tova.hpp

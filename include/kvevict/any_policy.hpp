@@ -23,7 +23,10 @@
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/laprox.hpp"
+#include "kvevict/policies/lazy_lanes.hpp"
+#include "kvevict/policies/offline_budgets.hpp"
 #include "kvevict/policies/pyramidkv.hpp"
+#include "kvevict/policies/rocketkv.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/scoring/output_projection.hpp"
@@ -214,7 +217,14 @@ using NamedPolicies =
                AdaKVKeyDiff,
                AdaKVKnorm,
                CAKE,
-               PyramidKV>;
+               DuoAttention,
+               EvolKV,
+               HeadKV,
+               LUKVKnorm,
+               PerLayerKnorm,
+               PyramidKV,
+               RocketKV,
+               SimLayerKV>;
 // clang-format on
 
 /// What make_policy has to know of the model and of the engine.

@@ -142,7 +142,8 @@ class HeadTable {
 /// How shares of lanes become whole numbers.
 enum class ShareRounding : std::uint8_t {
   kFloors,   ///< each rounded down, but not to 0: rule R6 for every lane by itself
-  kExact,    ///< largest remainder, at least 1 each: the sum is the rounded sum of the shares
+  kExact,    ///< largest remainder, at least 1 each, which the largest pay for: the sum is the
+             ///< rounded sum of the shares, or 1 each
   kClamped,  ///< largest remainder, then clamped to [1, n], so that the sum may leak (kvpress)
 };
 
@@ -178,7 +179,9 @@ class ShareTable {
       sum += ideal_[lane] = keep_[lane].unrounded_tokens_of(len);
     }
     if (rounding_ != ShareRounding::kFloors && len > 0) {
-      const auto entries = static_cast<std::size_t>(round_half_even(sum));
+      auto entries = static_cast<std::size_t>(round_half_even(sum));
+      if (rounding_ == ShareRounding::kExact)
+        entries = std::max(entries, budgets_.size());
       apportion(
           ideal_, entries, [&](std::size_t) { return len; }, budgets_);
       if (rounding_ == ShareRounding::kExact) {
