@@ -1,8 +1,15 @@
 # Every public header. A new one is added here by check_headers.cmake -D UPDATE=ON.
 set(KVEVICT_HEADERS
     include/kvevict/allocation/allocation.hpp
+    include/kvevict/allocation/apportion.hpp
+    include/kvevict/allocation/budget_tables.hpp
     include/kvevict/allocation/first_prompt.hpp
     include/kvevict/allocation/heavy_and_recent.hpp
+    include/kvevict/allocation/lane_table.hpp
+    include/kvevict/allocation/layer_preference.hpp
+    include/kvevict/allocation/pyramid.hpp
+    include/kvevict/allocation/rocket_split.hpp
+    include/kvevict/allocation/streaming_lanes.hpp
     include/kvevict/any_policy.hpp
     include/kvevict/config.hpp
     include/kvevict/core/budget.hpp
@@ -33,6 +40,8 @@ set(KVEVICT_HEADERS
     include/kvevict/kernels/scalar.hpp
     include/kvevict/kvevict.hpp
     include/kvevict/option_text.hpp
+    include/kvevict/policies/adakv.hpp
+    include/kvevict/policies/cake.hpp
     include/kvevict/policies/composed.hpp
     include/kvevict/policies/controls.hpp
     include/kvevict/policies/epikv.hpp
@@ -45,10 +54,15 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/inertiakv.hpp
     include/kvevict/policies/key_geometry.hpp
     include/kvevict/policies/laprox.hpp
+    include/kvevict/policies/lazy_lanes.hpp
+    include/kvevict/policies/offline_budgets.hpp
     include/kvevict/policies/policy.hpp
+    include/kvevict/policies/pyramidkv.hpp
+    include/kvevict/policies/rocketkv.hpp
     include/kvevict/policies/snapkv.hpp
     include/kvevict/policies/streaming_llm.hpp
     include/kvevict/policies/tova.hpp
+    include/kvevict/policies/window_voting.hpp
     include/kvevict/scoring/attention_columns.hpp
     include/kvevict/scoring/attention_rows.hpp
     include/kvevict/scoring/attention_signals.hpp
@@ -76,6 +90,9 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/token_variance.hpp
     include/kvevict/scoring/value_norms.hpp
     include/kvevict/scoring/weighted_rows.hpp
+    include/kvevict/scoring/window_moments.hpp
+    include/kvevict/scoring/window_vote.hpp
+    include/kvevict/selection/head_floors.hpp
     include/kvevict/selection/pool_selection.hpp
     include/kvevict/selection/segment_caps.hpp
     include/kvevict/selection/slot_bits.hpp

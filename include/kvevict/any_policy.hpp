@@ -12,6 +12,8 @@
 #include "kvevict/core/types.hpp"
 #include "kvevict/kernels/kernels.hpp"
 #include "kvevict/option_text.hpp"
+#include "kvevict/policies/adakv.hpp"
+#include "kvevict/policies/cake.hpp"
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
@@ -22,6 +24,10 @@
 #include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/key_geometry.hpp"
 #include "kvevict/policies/laprox.hpp"
+#include "kvevict/policies/lazy_lanes.hpp"
+#include "kvevict/policies/offline_budgets.hpp"
+#include "kvevict/policies/pyramidkv.hpp"
+#include "kvevict/policies/rocketkv.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/policies/tova.hpp"
@@ -204,10 +210,25 @@ template <class... Ps>
 struct PolicyList {};
 
 /// Every policy that can be made by name. A new one is a line here.
+// clang-format off
 using NamedPolicies =
     PolicyList<FullKV, RandomEviction, StreamingLLM, H2O, SnapKV, LaProx, InertiaKV,
                InertiaKVValueNorm, EpiKV, EpiKVRaw, EpiKVBands, EpiKVKey, EpiKVValue, EpiKVLag,
                EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg, TOVA, Knorm, KeyDiff>;
+               EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg,
+               AdaKV,
+               AdaKVKeyDiff,
+               AdaKVKnorm,
+               CAKE,
+               DuoAttention,
+               EvolKV,
+               HeadKV,
+               LUKVKnorm,
+               PerLayerKnorm,
+               PyramidKV,
+               RocketKV,
+               SimLayerKV>;
+// clang-format on
 
 /// What make_policy has to know of the model and of the engine.
 struct ModelInfo {

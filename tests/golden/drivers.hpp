@@ -10,6 +10,10 @@ namespace kvevict_test {
 // One driver for each `text policy`: runs the library over a case and reports what it compared. A
 // driver throws for an option that it does not know.
 
+void run_adakv(const GoldenCase& golden, GoldenReport& report);
+void run_allocation_tables(const GoldenCase& golden, GoldenReport& report);
+void run_cake(const GoldenCase& golden, GoldenReport& report);
+void run_duo_attention(const GoldenCase& golden, GoldenReport& report);
 void run_ema(const GoldenCase& golden, GoldenReport& report);
 void run_epikv(const GoldenCase& golden, GoldenReport& report);
 void run_h2o(const GoldenCase& golden, GoldenReport& report);
@@ -18,8 +22,13 @@ void run_inertiakv_budget(const GoldenCase& golden, GoldenReport& report);
 void run_keydiff(const GoldenCase& golden, GoldenReport& report);
 void run_knorm(const GoldenCase& golden, GoldenReport& report);
 void run_laprox(const GoldenCase& golden, GoldenReport& report);
+void run_lukv(const GoldenCase& golden, GoldenReport& report);
+void run_per_layer(const GoldenCase& golden, GoldenReport& report);
+void run_pyramidkv(const GoldenCase& golden, GoldenReport& report);
+void run_pyramidkv_budgets(const GoldenCase& golden, GoldenReport& report);
 void run_selection_global(const GoldenCase& golden, GoldenReport& report);
 void run_selection_topk(const GoldenCase& golden, GoldenReport& report);
+void run_simlayerkv(const GoldenCase& golden, GoldenReport& report);
 void run_snapkv(const GoldenCase& golden, GoldenReport& report);
 void run_streaming_llm(const GoldenCase& golden, GoldenReport& report);
 void run_tova(const GoldenCase& golden, GoldenReport& report);

@@ -23,6 +23,10 @@ namespace {
 /// Who runs a case, by its `text policy`.
 const std::map<std::string, GoldenDriver>& drivers() {
   static const std::map<std::string, GoldenDriver> map = {
+      {"adakv", run_adakv},
+      {"allocation_tables", run_allocation_tables},
+      {"cake", run_cake},
+      {"duo_attention", run_duo_attention},
       {"ema", run_ema},
       {"epikv", run_epikv},
       {"h2o", run_h2o},
@@ -31,8 +35,13 @@ const std::map<std::string, GoldenDriver>& drivers() {
       {"keydiff", run_keydiff},
       {"knorm", run_knorm},
       {"laprox", run_laprox},
+      {"lukv", run_lukv},
+      {"per_layer", run_per_layer},
+      {"pyramidkv", run_pyramidkv},
+      {"pyramidkv_budgets", run_pyramidkv_budgets},
       {"selection_global", run_selection_global},
       {"selection_topk", run_selection_topk},
+      {"simlayerkv", run_simlayerkv},
       {"snapkv", run_snapkv},
       {"streaming_llm", run_streaming_llm},
       {"tova", run_tova},

@@ -2,6 +2,8 @@
 // that the policies are compiled once for those tests.
 #include "support/policy_cases.hpp"
 
+#include "kvevict/policies/adakv.hpp"
+#include "kvevict/policies/cake.hpp"
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
@@ -12,6 +14,10 @@
 #include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/key_geometry.hpp"
 #include "kvevict/policies/laprox.hpp"
+#include "kvevict/policies/lazy_lanes.hpp"
+#include "kvevict/policies/offline_budgets.hpp"
+#include "kvevict/policies/pyramidkv.hpp"
+#include "kvevict/policies/rocketkv.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/policies/tova.hpp"
@@ -132,6 +138,57 @@ TableScoreOptions random_scores(std::size_t budget) {
           .scores = scores};
 }
 
+kvevict::AdaKVOptions ada(std::size_t budget) {
+  return {.budget = budget, .observation_window = 4};
+}
+kvevict::AdaKVOptions ada_guarantee(std::size_t budget) {
+  return {.budget = budget,
+          .observation_window = 4,
+          .floor_rule = kvevict::FloorRule::kGuarantee,
+          .pyramid_beta = 3};
+}
+kvevict::CAKEOptions cake(std::size_t budget) {
+  return {.budget = budget, .observation_window = 4};
+}
+kvevict::CAKEOptions cake_at_prefill_end(std::size_t budget) {
+  return {.budget = budget, .observation_window = 4, .only_at_prefill_end = true};
+}
+kvevict::DuoAttentionOptions duo(std::size_t budget) {
+  return {.head_scores = {.1, .2, .3, .4, .8, .7, .6, .5},
+          .num_sink_tokens = 2,
+          .recent_window = budget - 2};
+}
+kvevict::EvolKVOptions evol(std::size_t budget) {
+  return {.budget = budget, .layer_budgets = {7, 9, 13, 11}, .observation_window = 4};
+}
+kvevict::HeadKVOptions head(std::size_t budget) {
+  return {
+      .budget = budget, .head_scores = {.1, .2, .3, .4, .8, .7, .6, .5}, .observation_window = 4};
+}
+/// Half of a workload's tokens, all of a budget that holds it.
+kvevict::LUKVKnorm::Options lukv(std::size_t budget) {
+  kvevict::LUKVKnorm::Options options;
+  if (budget < 40)
+    options.prune_ratios = {.5, .6, .45, .5, .3, .4, .52, .5};
+  return options;
+}
+kvevict::PerLayerKnorm::Options per_layer(std::size_t budget) {
+  kvevict::PerLayerKnorm::Options options;
+  if (budget < 40)
+    options.compression_ratios = {.5, .6, .4, .55};
+  return options;
+}
+kvevict::RocketKVOptions rocket(std::size_t budget) {
+  return {.budget = budget, .observation_window = 4};
+}
+/// All layers are lazy.
+kvevict::SimLayerKVOptions sim(std::size_t budget) {
+  return {.lazy_threshold = 0, .num_initial = 2, .recent_window = budget - 2};
+}
+kvevict::PyramidKVOptions pyramid(std::size_t budget) {
+  return {.budget = budget, .observation_window = 4, .beta = 3};
+}
+
 }  // namespace
 
 const std::vector<PolicyCase>& policy_cases() {
@@ -194,6 +251,19 @@ const std::vector<PolicyCase>& policy_cases() {
                                                                     .recent_window = 2,
                                                                     .only_at_prefill_end = true};
                                 }),
+      case_of<kvevict::AdaKV>("AdaKV", ada),
+      case_of<kvevict::AdaKV>("AdaKVGuarantee", ada_guarantee),
+      case_of<kvevict::AdaKVKnorm>("AdaKVKnorm"),
+      case_of<kvevict::CAKE>("CAKE", cake),
+      case_of<kvevict::CAKE>("CAKEAtPrefillEnd", cake_at_prefill_end),
+      case_of<kvevict::DuoAttention>("DuoAttention", duo),
+      case_of<kvevict::EvolKV>("EvolKV", evol),
+      case_of<kvevict::HeadKV>("HeadKV", head),
+      case_of<kvevict::LUKVKnorm>("LUKVKnorm", lukv),
+      case_of<kvevict::PerLayerKnorm>("PerLayerKnorm", per_layer),
+      case_of<kvevict::PyramidKV>("PyramidKV", pyramid),
+      case_of<kvevict::RocketKV>("RocketKV", rocket),
+      case_of<kvevict::SimLayerKV>("SimLayerKV", sim),
       case_of<kvevict::LaProx>(
           "LaProx", [](std::size_t budget) { return laprox(budget, GroupReading::kMeanNorms); }),
       case_of<kvevict::LaProx>(

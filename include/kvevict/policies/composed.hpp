@@ -13,6 +13,8 @@
 #include "kvevict/scoring/pipeline.hpp"
 #include "kvevict/scoring/score_input.hpp"
 
+#include <algorithm>
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <span>
@@ -37,10 +39,14 @@ concept Recipe = requires(const typename R::Options& options, const CacheShape& 
   R::pipeline(options, shape);
 };
 
-/// Who gets how much, where it depends on more than the options. Optional: state(), begin().
-template <class A>
+/// Who gets how much, where it depends on more than the options. Optional: state(), begin(). One
+/// that goes by what was observed has allocation(sequence, signal) and reads the pipeline's signal.
+template <class A, class S>
 concept Allocator = requires(const A& allocator, const Sequence& sequence) {
   { allocator.allocation(sequence) } -> std::same_as<Allocation>;
+}
+|| requires(const A& allocator, const Sequence& sequence, const S& signal) {
+  { allocator.allocation(sequence, signal) } -> std::same_as<Allocation>;
 };
 
 /// Who stays of those who compete: marks at most `quota` candidates in the lanes' keep bits.
@@ -49,6 +55,22 @@ concept Selector = requires(const S& selector, std::span<ScoredLane> lanes, std:
                             const ScoreInput& input) {
   selector.choose(lanes, quota, input);
 };
+
+namespace detail {
+
+/// The name of a recipe that changes another one: "AdaKV" over "Knorm" is "AdaKVKnorm".
+template <const std::string_view& kFirst, const std::string_view& kSecond>
+struct JoinedName {
+  static constexpr std::array<char, kFirst.size() + kSecond.size()> kLetters = [] {
+    std::array<char, kFirst.size() + kSecond.size()> letters{};
+    std::copy(kSecond.begin(), kSecond.end(),
+              std::copy(kFirst.begin(), kFirst.end(), letters.begin()));
+    return letters;
+  }();
+  static constexpr std::string_view kName{kLetters.data(), kLetters.size()};
+};
+
+}  // namespace detail
 
 // What most recipes have in common; a recipe derives from one of these and says the rest.
 
@@ -145,6 +167,8 @@ class Composed {
   using Parts =
       decltype(R::pipeline(std::declval<const Options&>(), std::declval<const CacheShape&>()));
   using Signal = std::remove_cvref_t<decltype(std::declval<Parts&>().signal())>;
+  using Budgets =
+      decltype(make_allocator(std::declval<const Options&>(), std::declval<const CacheShape&>()));
   using Selection = decltype(make_selector(std::declval<const Options&>()));
   static constexpr std::string_view kName = R::kName;
   static constexpr Inputs kRequiredInputs =
@@ -167,7 +191,11 @@ class Composed {
     }
   }
   [[nodiscard]] Allocation allocation(const Sequence& sequence) const noexcept {
-    return allocator_.allocation(sequence);
+    if constexpr (requires { allocator_.allocation(sequence, pipeline_.signal()); }) {
+      return allocator_.allocation(sequence, pipeline_.signal());
+    } else {
+      return allocator_.allocation(sequence);
+    }
   }
   [[nodiscard]] auto state() noexcept {
     if constexpr (requires { allocator_.state(); }) {
@@ -197,6 +225,9 @@ class Composed {
   }
   { return pipeline_.signal().observe_cache(input); }
 
+  [[nodiscard]] const Parts& parts() const noexcept { return pipeline_; }
+  [[nodiscard]] const Budgets& allocator() const noexcept { return allocator_; }
+
   void score(const ScoreInput& input, std::size_t lane, std::span<float> out) const {
     pipeline_.score(input, lane, out);
   }
@@ -219,10 +250,11 @@ class Composed {
       R::check(options, shape);
   }
 
+  static_assert(Allocator<Budgets, Signal>);
+
   Options options_;
   Parts pipeline_;
-  decltype(make_allocator(std::declval<const Options&>(),
-                          std::declval<const CacheShape&>())) allocator_;
+  Budgets allocator_;
   [[no_unique_address]] Selection selector_;
 };
 

@@ -91,6 +91,7 @@ class WindowAttention {
     return columns_.observe(rows, kernel,
                             past_of_window(sequence, rows.layer, rows.kv_head, options_.window));
   }
+  [[nodiscard]] const AttentionColumns& columns() const noexcept { return columns_; }
   void score(const ScoreInput& input, LaneScores& scores) const {
     const ObservationWindow window = find_observation_window(input.sequence, scores.lane(),
                                                              options_.window, scores.cache().valid);
