@@ -33,8 +33,10 @@ set(KVEVICT_HEADERS
     include/kvevict/kernels/scalar.hpp
     include/kvevict/kvevict.hpp
     include/kvevict/option_text.hpp
+    include/kvevict/policies/caote.hpp
     include/kvevict/policies/composed.hpp
     include/kvevict/policies/controls.hpp
+    include/kvevict/policies/criticalkv.hpp
     include/kvevict/policies/epikv.hpp
     include/kvevict/policies/epikv_attention.hpp
     include/kvevict/policies/epikv_key_value.hpp
@@ -49,10 +51,12 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/snapkv.hpp
     include/kvevict/policies/streaming_llm.hpp
     include/kvevict/policies/tova.hpp
+    include/kvevict/policies/value_weighted.hpp
     include/kvevict/scoring/attention_columns.hpp
     include/kvevict/scoring/attention_rows.hpp
     include/kvevict/scoring/attention_signals.hpp
     include/kvevict/scoring/cache_signals.hpp
+    include/kvevict/scoring/critical_scores.hpp
     include/kvevict/scoring/group_reduce.hpp
     include/kvevict/scoring/kv_part.hpp
     include/kvevict/scoring/lag_deviation.hpp
@@ -60,6 +64,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/min_max.hpp
     include/kvevict/scoring/normalize.hpp
     include/kvevict/scoring/observation_window.hpp
+    include/kvevict/scoring/output_change.hpp
     include/kvevict/scoring/output_contribution.hpp
     include/kvevict/scoring/output_projection.hpp
     include/kvevict/scoring/pipeline.hpp
@@ -81,6 +86,7 @@ set(KVEVICT_HEADERS
     include/kvevict/selection/slot_bits.hpp
     include/kvevict/selection/streaming_top_k.hpp
     include/kvevict/selection/top_k.hpp
+    include/kvevict/selection/two_stage.hpp
     include/kvevict/temporal/decoded_tokens.hpp
     include/kvevict/temporal/frozen_scores.hpp
     include/kvevict/temporal/hidden_delta.hpp

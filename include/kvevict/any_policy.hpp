@@ -12,7 +12,9 @@
 #include "kvevict/core/types.hpp"
 #include "kvevict/kernels/kernels.hpp"
 #include "kvevict/option_text.hpp"
+#include "kvevict/policies/caote.hpp"
 #include "kvevict/policies/controls.hpp"
+#include "kvevict/policies/criticalkv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
 #include "kvevict/policies/epikv_key_value.hpp"
@@ -23,6 +25,7 @@
 #include "kvevict/policies/laprox.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
+#include "kvevict/policies/value_weighted.hpp"
 #include "kvevict/scoring/output_projection.hpp"
 
 #include <concepts>
@@ -203,9 +206,18 @@ struct PolicyList {};
 
 /// Every policy that can be made by name. A new one is a line here.
 using NamedPolicies =
+    // clang-format off
     PolicyList<FullKV, RandomEviction, StreamingLLM, H2O, SnapKV, LaProx, InertiaKV,
                InertiaKVValueNorm, EpiKV, EpiKVRaw, EpiKVBands, EpiKVKey, EpiKVValue, EpiKVLag,
-               EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg>;
+               EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg,
+               CriticalKV,
+               TOVACAOTE,
+               TOVAFastCAOTE,
+               H2OCAOTE,
+               H2OFastCAOTE,
+               LongFlow,
+               VATP>;
+    // clang-format on
 
 /// What make_policy has to know of the model and of the engine.
 struct ModelInfo {
@@ -213,7 +225,7 @@ struct ModelInfo {
   /// What the engine can hand over. A policy that needs more is refused.
   Inputs supplied = Inputs::kAttention | Inputs::kHiddenStates | Inputs::kKeys | Inputs::kValues |
                     Inputs::kOutputProjection;
-  std::shared_ptr<const OutputProjection> output_projection = nullptr;  ///< for LaProx
+  std::shared_ptr<const OutputProjection> output_projection = nullptr;  ///< for those that ask
   const kernels::KernelSet* kernel = nullptr;                           ///< null: the best one
 };
 

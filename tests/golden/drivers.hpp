@@ -10,6 +10,8 @@ namespace kvevict_test {
 // One driver for each `text policy`: runs the library over a case and reports what it compared. A
 // driver throws for an option that it does not know.
 
+void run_caote(const GoldenCase& golden, GoldenReport& report);
+void run_criticalkv(const GoldenCase& golden, GoldenReport& report);
 void run_ema(const GoldenCase& golden, GoldenReport& report);
 void run_epikv(const GoldenCase& golden, GoldenReport& report);
 void run_h2o(const GoldenCase& golden, GoldenReport& report);
@@ -18,6 +20,7 @@ void run_inertiakv_budget(const GoldenCase& golden, GoldenReport& report);
 void run_keydiff(const GoldenCase& golden, GoldenReport& report);
 void run_knorm(const GoldenCase& golden, GoldenReport& report);
 void run_laprox(const GoldenCase& golden, GoldenReport& report);
+void run_longflow(const GoldenCase& golden, GoldenReport& report);
 void run_selection_global(const GoldenCase& golden, GoldenReport& report);
 void run_selection_topk(const GoldenCase& golden, GoldenReport& report);
 void run_snapkv(const GoldenCase& golden, GoldenReport& report);

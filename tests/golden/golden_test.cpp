@@ -23,6 +23,8 @@ namespace {
 /// Who runs a case, by its `text policy`.
 const std::map<std::string, GoldenDriver>& drivers() {
   static const std::map<std::string, GoldenDriver> map = {
+      {"caote", run_caote},
+      {"criticalkv", run_criticalkv},
       {"ema", run_ema},
       {"epikv", run_epikv},
       {"h2o", run_h2o},
@@ -31,6 +33,7 @@ const std::map<std::string, GoldenDriver>& drivers() {
       {"keydiff", run_keydiff},
       {"knorm", run_knorm},
       {"laprox", run_laprox},
+      {"longflow", run_longflow},
       {"selection_global", run_selection_global},
       {"selection_topk", run_selection_topk},
       {"snapkv", run_snapkv},

@@ -2,7 +2,9 @@
 // that the policies are compiled once for those tests.
 #include "support/policy_cases.hpp"
 
+#include "kvevict/policies/caote.hpp"
 #include "kvevict/policies/controls.hpp"
+#include "kvevict/policies/criticalkv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
 #include "kvevict/policies/epikv_key_value.hpp"
@@ -13,6 +15,7 @@
 #include "kvevict/policies/laprox.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
+#include "kvevict/policies/value_weighted.hpp"
 #include "support/random.hpp"
 #include "support/score_policy.hpp"
 
@@ -20,6 +23,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -71,7 +75,8 @@ kvevict::EpiKVSegmentOptions segments(std::size_t budget) {
 
 std::shared_ptr<const kvevict::OutputProjection> output_projection() {
   constexpr std::size_t kHiddenSize = 12;
-  auto projection = std::make_shared<kvevict::OutputProjection>(kToyShape, kHiddenSize);
+  auto projection =
+      std::make_shared<kvevict::OutputProjection>(kToyShape, kHiddenSize, std::nullopt, true);
   Random random(9);
   std::vector<float> weight(kToyShape.num_q_heads * kToyShape.value_size() * kHiddenSize);
   for (std::size_t layer = 0; layer < kToyShape.num_layers; ++layer) {
@@ -92,6 +97,12 @@ kvevict::LaProxOptions laprox(std::size_t budget, GroupReading reading) {
   return options;
 }
 
+kvevict::CriticalKV::Options critical(std::size_t budget, bool l2_norm) {
+  return {.base = {.budget = budget, .observation_window = 4},
+          .l2_norm = l2_norm,
+          .output_projection = output_projection()};
+}
+
 kvevict::H2OOptions h2o(std::size_t budget) {
   return {.heavy = budget - 3, .recent = std::size_t{3}};
 }
@@ -100,6 +111,9 @@ kvevict::H2OOptions h2o_shared(std::size_t budget) {
           .recent = std::size_t{3},
           .scope = kvevict::MaskScope::kModel,
           .lifetime_mean = true};
+}
+kvevict::VATPOptions vatp(std::size_t budget) {
+  return {.heavy = budget - 3, .recent = std::size_t{3}, .num_sink_tokens = 1};
 }
 kvevict::InertiaKVOptions inertia(std::size_t budget) {
   return {.budget = budget};
@@ -190,6 +204,16 @@ const std::vector<PolicyCase>& policy_cases() {
           [](std::size_t budget) { return laprox(budget, GroupReading::kHeadProducts); }),
       case_of<kvevict::LaProx>(
           "LaProxSummed", [](std::size_t budget) { return laprox(budget, GroupReading::kSummed); }),
+      case_of<kvevict::CriticalKV>("CriticalKV",
+                                   [](std::size_t budget) { return critical(budget, false); }),
+      case_of<kvevict::CriticalKV>("CriticalKVL2",
+                                   [](std::size_t budget) { return critical(budget, true); }),
+      case_of<kvevict::TOVACAOTE>("TOVACAOTE"),
+      case_of<kvevict::TOVAFastCAOTE>("TOVAFastCAOTE"),
+      case_of<kvevict::H2OCAOTE>("H2OCAOTE", h2o),
+      case_of<kvevict::H2OFastCAOTE>("H2OFastCAOTE", h2o_shared),
+      case_of<kvevict::LongFlow>("LongFlow"),
+      case_of<kvevict::VATP>("VATP", vatp),
       case_of<kvevict::LaProx>(
           "LaProxExact", [](std::size_t budget) { return laprox(budget, GroupReading::kExact); }),
   };

@@ -54,6 +54,10 @@ struct SnapKVRecipe : CutsPrompts {
            when(options.pool_first, Pool{options.pooling}) | GroupReduction{options.group_reduce} |
            when(!options.pool_first, Pool{options.pooling});
   }
+  /// Rows that a score is the sum over.
+  static std::size_t num_rows_summed(const Options& options) noexcept {
+    return options.observation_window;
+  }
   static Protection protection(const Options& options) noexcept {
     return {.recent_window = options.protect_window ? options.observation_window : 0,
             .after_prompt = true};
