@@ -3,10 +3,12 @@ set(KVEVICT_HEADERS
     include/kvevict/allocation/allocation.hpp
     include/kvevict/allocation/first_prompt.hpp
     include/kvevict/allocation/heavy_and_recent.hpp
+    include/kvevict/allocation/whole_prompts.hpp
     include/kvevict/any_policy.hpp
     include/kvevict/config.hpp
     include/kvevict/core/budget.hpp
     include/kvevict/core/counters.hpp
+    include/kvevict/core/decode_pages.hpp
     include/kvevict/core/error.hpp
     include/kvevict/core/eviction_policy.hpp
     include/kvevict/core/function_ref.hpp
@@ -33,6 +35,7 @@ set(KVEVICT_HEADERS
     include/kvevict/kernels/scalar.hpp
     include/kvevict/kvevict.hpp
     include/kvevict/option_text.hpp
+    include/kvevict/policies/ahakv.hpp
     include/kvevict/policies/caote.hpp
     include/kvevict/policies/composed.hpp
     include/kvevict/policies/controls.hpp
@@ -48,6 +51,9 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/key_geometry.hpp
     include/kvevict/policies/laprox.hpp
     include/kvevict/policies/policy.hpp
+    include/kvevict/policies/raas.hpp
+    include/kvevict/policies/rkv.hpp
+    include/kvevict/policies/scissorhands.hpp
     include/kvevict/policies/snapkv.hpp
     include/kvevict/policies/streaming_llm.hpp
     include/kvevict/policies/tova.hpp
@@ -55,9 +61,11 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/attention_columns.hpp
     include/kvevict/scoring/attention_rows.hpp
     include/kvevict/scoring/attention_signals.hpp
+    include/kvevict/scoring/below_uniform.hpp
     include/kvevict/scoring/cache_signals.hpp
     include/kvevict/scoring/critical_scores.hpp
     include/kvevict/scoring/group_reduce.hpp
+    include/kvevict/scoring/key_redundancy.hpp
     include/kvevict/scoring/kv_part.hpp
     include/kvevict/scoring/lag_deviation.hpp
     include/kvevict/scoring/lane_scores.hpp
@@ -67,9 +75,12 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/output_change.hpp
     include/kvevict/scoring/output_contribution.hpp
     include/kvevict/scoring/output_projection.hpp
+    include/kvevict/scoring/page_stamps.hpp
     include/kvevict/scoring/pipeline.hpp
     include/kvevict/scoring/pooling.hpp
     include/kvevict/scoring/projected_norms.hpp
+    include/kvevict/scoring/recent_attention.hpp
+    include/kvevict/scoring/recent_rows.hpp
     include/kvevict/scoring/row_blocks.hpp
     include/kvevict/scoring/row_counts.hpp
     include/kvevict/scoring/row_entropy.hpp
@@ -80,6 +91,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/step_rows.hpp
     include/kvevict/scoring/token_variance.hpp
     include/kvevict/scoring/value_norms.hpp
+    include/kvevict/scoring/value_prior.hpp
     include/kvevict/scoring/weighted_rows.hpp
     include/kvevict/selection/pool_selection.hpp
     include/kvevict/selection/segment_caps.hpp
@@ -87,6 +99,7 @@ set(KVEVICT_HEADERS
     include/kvevict/selection/streaming_top_k.hpp
     include/kvevict/selection/top_k.hpp
     include/kvevict/selection/two_stage.hpp
+    include/kvevict/selection/whole_pages.hpp
     include/kvevict/temporal/decoded_tokens.hpp
     include/kvevict/temporal/frozen_scores.hpp
     include/kvevict/temporal/hidden_delta.hpp

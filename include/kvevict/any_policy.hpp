@@ -12,6 +12,7 @@
 #include "kvevict/core/types.hpp"
 #include "kvevict/kernels/kernels.hpp"
 #include "kvevict/option_text.hpp"
+#include "kvevict/policies/ahakv.hpp"
 #include "kvevict/policies/caote.hpp"
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/criticalkv.hpp"
@@ -23,6 +24,9 @@
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/laprox.hpp"
+#include "kvevict/policies/raas.hpp"
+#include "kvevict/policies/rkv.hpp"
+#include "kvevict/policies/scissorhands.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/policies/value_weighted.hpp"
@@ -216,7 +220,11 @@ using NamedPolicies =
                H2OCAOTE,
                H2OFastCAOTE,
                LongFlow,
-               VATP>;
+               VATP,
+               RKV,
+               AhaKV,
+               ScissorHands,
+               RaaS>;
     // clang-format on
 
 /// What make_policy has to know of the model and of the engine.

@@ -10,6 +10,7 @@ namespace kvevict_test {
 // One driver for each `text policy`: runs the library over a case and reports what it compared. A
 // driver throws for an option that it does not know.
 
+void run_ahakv(const GoldenCase& golden, GoldenReport& report);
 void run_caote(const GoldenCase& golden, GoldenReport& report);
 void run_criticalkv(const GoldenCase& golden, GoldenReport& report);
 void run_ema(const GoldenCase& golden, GoldenReport& report);
@@ -21,6 +22,9 @@ void run_keydiff(const GoldenCase& golden, GoldenReport& report);
 void run_knorm(const GoldenCase& golden, GoldenReport& report);
 void run_laprox(const GoldenCase& golden, GoldenReport& report);
 void run_longflow(const GoldenCase& golden, GoldenReport& report);
+void run_raas(const GoldenCase& golden, GoldenReport& report);
+void run_rkv(const GoldenCase& golden, GoldenReport& report);
+void run_scissorhands(const GoldenCase& golden, GoldenReport& report);
 void run_selection_global(const GoldenCase& golden, GoldenReport& report);
 void run_selection_topk(const GoldenCase& golden, GoldenReport& report);
 void run_snapkv(const GoldenCase& golden, GoldenReport& report);

@@ -23,6 +23,7 @@ namespace {
 /// Who runs a case, by its `text policy`.
 const std::map<std::string, GoldenDriver>& drivers() {
   static const std::map<std::string, GoldenDriver> map = {
+      {"ahakv", run_ahakv},
       {"caote", run_caote},
       {"criticalkv", run_criticalkv},
       {"ema", run_ema},
@@ -34,6 +35,9 @@ const std::map<std::string, GoldenDriver>& drivers() {
       {"knorm", run_knorm},
       {"laprox", run_laprox},
       {"longflow", run_longflow},
+      {"raas", run_raas},
+      {"rkv", run_rkv},
+      {"scissorhands", run_scissorhands},
       {"selection_global", run_selection_global},
       {"selection_topk", run_selection_topk},
       {"snapkv", run_snapkv},

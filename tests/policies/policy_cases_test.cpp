@@ -2,6 +2,7 @@
 // that the policies are compiled once for those tests.
 #include "support/policy_cases.hpp"
 
+#include "kvevict/policies/ahakv.hpp"
 #include "kvevict/policies/caote.hpp"
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/criticalkv.hpp"
@@ -13,6 +14,9 @@
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/laprox.hpp"
+#include "kvevict/policies/raas.hpp"
+#include "kvevict/policies/rkv.hpp"
+#include "kvevict/policies/scissorhands.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/policies/value_weighted.hpp"
@@ -214,6 +218,33 @@ const std::vector<PolicyCase>& policy_cases() {
       case_of<kvevict::H2OFastCAOTE>("H2OFastCAOTE", h2o_shared),
       case_of<kvevict::LongFlow>("LongFlow"),
       case_of<kvevict::VATP>("VATP", vatp),
+      case_of<kvevict::RKV>("RKV",
+                            [](std::size_t budget) {
+                              return kvevict::RKVOptions{
+                                  .budget = budget, .buffer = 1, .observation_window = 4};
+                            }),
+      cuts_deeper(case_of<kvevict::RKV>("RKVBuffered",
+                                        [](std::size_t budget) {
+                                          return kvevict::RKVOptions{.budget = budget - 2,
+                                                                     .buffer = 3,
+                                                                     .observation_window = 4,
+                                                                     .charge_first = true};
+                                        })),
+      case_of<kvevict::AhaKV>("AhaKV",
+                              [](std::size_t budget) {
+                                return kvevict::AhaKVOptions{.budget = budget, .recent_window = 4};
+                              }),
+      cuts_deeper(case_of<kvevict::ScissorHands>(
+          "ScissorHands",
+          [](std::size_t budget) {
+            return kvevict::ScissorHandsOptions{
+                .budget = budget, .drop = 3, .history = 6, .recent_window = 2};
+          })),
+      cuts_deeper(case_of<kvevict::RaaS>("RaaS",
+                                         [](std::size_t budget) {
+                                           return kvevict::RaaSOptions{
+                                               .budget = budget, .page_size = 2, .threshold = 0.1};
+                                         })),
       case_of<kvevict::LaProx>(
           "LaProxExact", [](std::size_t budget) { return laprox(budget, GroupReading::kExact); }),
   };
