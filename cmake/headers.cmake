@@ -10,10 +10,12 @@ set(KVEVICT_HEADERS
     include/kvevict/allocation/pyramid.hpp
     include/kvevict/allocation/rocket_split.hpp
     include/kvevict/allocation/streaming_lanes.hpp
+    include/kvevict/allocation/whole_prompts.hpp
     include/kvevict/any_policy.hpp
     include/kvevict/config.hpp
     include/kvevict/core/budget.hpp
     include/kvevict/core/counters.hpp
+    include/kvevict/core/decode_pages.hpp
     include/kvevict/core/error.hpp
     include/kvevict/core/eviction_policy.hpp
     include/kvevict/core/function_ref.hpp
@@ -42,8 +44,11 @@ set(KVEVICT_HEADERS
     include/kvevict/option_text.hpp
     include/kvevict/policies/adakv.hpp
     include/kvevict/policies/cake.hpp
+    include/kvevict/policies/ahakv.hpp
+    include/kvevict/policies/caote.hpp
     include/kvevict/policies/composed.hpp
     include/kvevict/policies/controls.hpp
+    include/kvevict/policies/criticalkv.hpp
     include/kvevict/policies/epikv.hpp
     include/kvevict/policies/epikv_attention.hpp
     include/kvevict/policies/epikv_key_value.hpp
@@ -63,22 +68,36 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/streaming_llm.hpp
     include/kvevict/policies/tova.hpp
     include/kvevict/policies/window_voting.hpp
+    include/kvevict/policies/raas.hpp
+    include/kvevict/policies/rkv.hpp
+    include/kvevict/policies/scissorhands.hpp
+    include/kvevict/policies/snapkv.hpp
+    include/kvevict/policies/streaming_llm.hpp
+    include/kvevict/policies/tova.hpp
+    include/kvevict/policies/value_weighted.hpp
     include/kvevict/scoring/attention_columns.hpp
     include/kvevict/scoring/attention_rows.hpp
     include/kvevict/scoring/attention_signals.hpp
+    include/kvevict/scoring/below_uniform.hpp
     include/kvevict/scoring/cache_signals.hpp
+    include/kvevict/scoring/critical_scores.hpp
     include/kvevict/scoring/group_reduce.hpp
+    include/kvevict/scoring/key_redundancy.hpp
     include/kvevict/scoring/kv_part.hpp
     include/kvevict/scoring/lag_deviation.hpp
     include/kvevict/scoring/lane_scores.hpp
     include/kvevict/scoring/min_max.hpp
     include/kvevict/scoring/normalize.hpp
     include/kvevict/scoring/observation_window.hpp
+    include/kvevict/scoring/output_change.hpp
     include/kvevict/scoring/output_contribution.hpp
     include/kvevict/scoring/output_projection.hpp
+    include/kvevict/scoring/page_stamps.hpp
     include/kvevict/scoring/pipeline.hpp
     include/kvevict/scoring/pooling.hpp
     include/kvevict/scoring/projected_norms.hpp
+    include/kvevict/scoring/recent_attention.hpp
+    include/kvevict/scoring/recent_rows.hpp
     include/kvevict/scoring/row_blocks.hpp
     include/kvevict/scoring/row_counts.hpp
     include/kvevict/scoring/row_entropy.hpp
@@ -89,6 +108,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/step_rows.hpp
     include/kvevict/scoring/token_variance.hpp
     include/kvevict/scoring/value_norms.hpp
+    include/kvevict/scoring/value_prior.hpp
     include/kvevict/scoring/weighted_rows.hpp
     include/kvevict/scoring/window_moments.hpp
     include/kvevict/scoring/window_vote.hpp
@@ -98,6 +118,8 @@ set(KVEVICT_HEADERS
     include/kvevict/selection/slot_bits.hpp
     include/kvevict/selection/streaming_top_k.hpp
     include/kvevict/selection/top_k.hpp
+    include/kvevict/selection/two_stage.hpp
+    include/kvevict/selection/whole_pages.hpp
     include/kvevict/temporal/decoded_tokens.hpp
     include/kvevict/temporal/frozen_scores.hpp
     include/kvevict/temporal/hidden_delta.hpp

@@ -14,7 +14,10 @@
 #include "kvevict/option_text.hpp"
 #include "kvevict/policies/adakv.hpp"
 #include "kvevict/policies/cake.hpp"
+#include "kvevict/policies/ahakv.hpp"
+#include "kvevict/policies/caote.hpp"
 #include "kvevict/policies/controls.hpp"
+#include "kvevict/policies/criticalkv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
 #include "kvevict/policies/epikv_key_value.hpp"
@@ -31,6 +34,12 @@
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/policies/tova.hpp"
+#include "kvevict/policies/raas.hpp"
+#include "kvevict/policies/rkv.hpp"
+#include "kvevict/policies/scissorhands.hpp"
+#include "kvevict/policies/snapkv.hpp"
+#include "kvevict/policies/streaming_llm.hpp"
+#include "kvevict/policies/value_weighted.hpp"
 #include "kvevict/scoring/output_projection.hpp"
 
 #include <concepts>
@@ -212,6 +221,7 @@ struct PolicyList {};
 /// Every policy that can be made by name. A new one is a line here.
 // clang-format off
 using NamedPolicies =
+    // clang-format off
     PolicyList<FullKV, RandomEviction, StreamingLLM, H2O, SnapKV, LaProx, InertiaKV,
                InertiaKVValueNorm, EpiKV, EpiKVRaw, EpiKVBands, EpiKVKey, EpiKVValue, EpiKVLag,
                EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg, TOVA, Knorm, KeyDiff>;
@@ -229,6 +239,19 @@ using NamedPolicies =
                RocketKV,
                SimLayerKV>;
 // clang-format on
+               EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg,
+               CriticalKV,
+               TOVACAOTE,
+               TOVAFastCAOTE,
+               H2OCAOTE,
+               H2OFastCAOTE,
+               LongFlow,
+               VATP,
+               RKV,
+               AhaKV,
+               ScissorHands,
+               RaaS>;
+    // clang-format on
 
 /// What make_policy has to know of the model and of the engine.
 struct ModelInfo {
@@ -236,7 +259,7 @@ struct ModelInfo {
   /// What the engine can hand over. A policy that needs more is refused.
   Inputs supplied = Inputs::kAttention | Inputs::kHiddenStates | Inputs::kKeys | Inputs::kValues |
                     Inputs::kOutputProjection;
-  std::shared_ptr<const OutputProjection> output_projection = nullptr;  ///< for LaProx
+  std::shared_ptr<const OutputProjection> output_projection = nullptr;  ///< for those that ask
   const kernels::KernelSet* kernel = nullptr;                           ///< null: the best one
 };
 

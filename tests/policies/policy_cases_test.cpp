@@ -4,7 +4,10 @@
 
 #include "kvevict/policies/adakv.hpp"
 #include "kvevict/policies/cake.hpp"
+#include "kvevict/policies/ahakv.hpp"
+#include "kvevict/policies/caote.hpp"
 #include "kvevict/policies/controls.hpp"
+#include "kvevict/policies/criticalkv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
 #include "kvevict/policies/epikv_key_value.hpp"
@@ -21,6 +24,12 @@
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/policies/tova.hpp"
+#include "kvevict/policies/raas.hpp"
+#include "kvevict/policies/rkv.hpp"
+#include "kvevict/policies/scissorhands.hpp"
+#include "kvevict/policies/snapkv.hpp"
+#include "kvevict/policies/streaming_llm.hpp"
+#include "kvevict/policies/value_weighted.hpp"
 #include "support/random.hpp"
 #include "support/score_policy.hpp"
 
@@ -28,6 +37,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -79,7 +89,8 @@ kvevict::EpiKVSegmentOptions segments(std::size_t budget) {
 
 std::shared_ptr<const kvevict::OutputProjection> output_projection() {
   constexpr std::size_t kHiddenSize = 12;
-  auto projection = std::make_shared<kvevict::OutputProjection>(kToyShape, kHiddenSize);
+  auto projection =
+      std::make_shared<kvevict::OutputProjection>(kToyShape, kHiddenSize, std::nullopt, true);
   Random random(9);
   std::vector<float> weight(kToyShape.num_q_heads * kToyShape.value_size() * kHiddenSize);
   for (std::size_t layer = 0; layer < kToyShape.num_layers; ++layer) {
@@ -100,6 +111,12 @@ kvevict::LaProxOptions laprox(std::size_t budget, GroupReading reading) {
   return options;
 }
 
+kvevict::CriticalKV::Options critical(std::size_t budget, bool l2_norm) {
+  return {.base = {.budget = budget, .observation_window = 4},
+          .l2_norm = l2_norm,
+          .output_projection = output_projection()};
+}
+
 kvevict::H2OOptions h2o(std::size_t budget) {
   return {.heavy = budget - 3, .recent = std::size_t{3}};
 }
@@ -108,6 +125,9 @@ kvevict::H2OOptions h2o_shared(std::size_t budget) {
           .recent = std::size_t{3},
           .scope = kvevict::MaskScope::kModel,
           .lifetime_mean = true};
+}
+kvevict::VATPOptions vatp(std::size_t budget) {
+  return {.heavy = budget - 3, .recent = std::size_t{3}, .num_sink_tokens = 1};
 }
 kvevict::InertiaKVOptions inertia(std::size_t budget) {
   return {.budget = budget};
@@ -271,6 +291,43 @@ const std::vector<PolicyCase>& policy_cases() {
           [](std::size_t budget) { return laprox(budget, GroupReading::kHeadProducts); }),
       case_of<kvevict::LaProx>(
           "LaProxSummed", [](std::size_t budget) { return laprox(budget, GroupReading::kSummed); }),
+      case_of<kvevict::CriticalKV>("CriticalKV",
+                                   [](std::size_t budget) { return critical(budget, false); }),
+      case_of<kvevict::CriticalKV>("CriticalKVL2",
+                                   [](std::size_t budget) { return critical(budget, true); }),
+      case_of<kvevict::TOVACAOTE>("TOVACAOTE"),
+      case_of<kvevict::TOVAFastCAOTE>("TOVAFastCAOTE"),
+      case_of<kvevict::H2OCAOTE>("H2OCAOTE", h2o),
+      case_of<kvevict::H2OFastCAOTE>("H2OFastCAOTE", h2o_shared),
+      case_of<kvevict::LongFlow>("LongFlow"),
+      case_of<kvevict::VATP>("VATP", vatp),
+      case_of<kvevict::RKV>("RKV",
+                            [](std::size_t budget) {
+                              return kvevict::RKVOptions{
+                                  .budget = budget, .buffer = 1, .observation_window = 4};
+                            }),
+      cuts_deeper(case_of<kvevict::RKV>("RKVBuffered",
+                                        [](std::size_t budget) {
+                                          return kvevict::RKVOptions{.budget = budget - 2,
+                                                                     .buffer = 3,
+                                                                     .observation_window = 4,
+                                                                     .charge_first = true};
+                                        })),
+      case_of<kvevict::AhaKV>("AhaKV",
+                              [](std::size_t budget) {
+                                return kvevict::AhaKVOptions{.budget = budget, .recent_window = 4};
+                              }),
+      cuts_deeper(case_of<kvevict::ScissorHands>(
+          "ScissorHands",
+          [](std::size_t budget) {
+            return kvevict::ScissorHandsOptions{
+                .budget = budget, .drop = 3, .history = 6, .recent_window = 2};
+          })),
+      cuts_deeper(case_of<kvevict::RaaS>("RaaS",
+                                         [](std::size_t budget) {
+                                           return kvevict::RaaSOptions{
+                                               .budget = budget, .page_size = 2, .threshold = 0.1};
+                                         })),
       case_of<kvevict::LaProx>(
           "LaProxExact", [](std::size_t budget) { return laprox(budget, GroupReading::kExact); }),
   };

@@ -237,22 +237,26 @@ class TestEngine {
     }
     // What lies behind a row's own token is never read.
     rows_.assign(num_heads * wanted * longest, std::numeric_limits<float>::quiet_NaN());
+    log_sums_.assign(num_heads * wanted, 0.0F);
     for (std::size_t head = 0; head < num_heads; ++head) {
       const std::size_t kv_head = head / cache.shape().group_size();
       const std::size_t seq_len = positions(layer, kv_head).size();
       for (std::size_t r = 0; r < wanted; ++r) {
-        softmax_row(layer, kv_head, scratch_.data() + (head * wanted + r) * dim,
-                    seq_len - (wanted - 1 - r), rows_.data() + (head * wanted + r) * longest);
+        log_sums_[head * wanted + r] =
+            softmax_row(layer, kv_head, scratch_.data() + (head * wanted + r) * dim,
+                        seq_len - (wanted - 1 - r), rows_.data() + (head * wanted + r) * longest);
       }
     }
     policy.observe_attention(layer, {.data = rows_.data(),
                                      .num_q_heads = num_heads,
                                      .num_rows = wanted,
                                      .head_stride = static_cast<std::ptrdiff_t>(wanted * longest),
-                                     .row_stride = static_cast<std::ptrdiff_t>(longest)});
+                                     .row_stride = static_cast<std::ptrdiff_t>(longest),
+                                     .log_sums = log_sums_.data()});
   }
-  void softmax_row(std::size_t layer, std::size_t kv_head, const float* query, std::size_t visible,
-                   float* row) {
+  // Returns the log of the denominator.
+  float softmax_row(std::size_t layer, std::size_t kv_head, const float* query, std::size_t visible,
+                    float* row) {
     const std::size_t dim = cache.shape().head_dim;
     std::vector<double> logits(visible);
     for (std::size_t slot = 0; slot < visible; ++slot) {
@@ -268,12 +272,14 @@ class TestEngine {
     for (std::size_t slot = 0; slot < visible; ++slot) {
       row[slot] = static_cast<float>(std::exp(logits[slot]) / sum);
     }
+    return static_cast<float>(std::log(sum));
   }
 
   std::vector<std::vector<std::size_t>> positions_;  // [layers * kv_heads], by slot
   std::size_t length_ = 0;
   std::vector<float> scratch_;
   std::vector<float> rows_;
+  std::vector<float> log_sums_;
 };
 
 }  // namespace kvevict_test

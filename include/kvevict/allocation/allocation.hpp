@@ -35,6 +35,8 @@ struct Allocation {
   std::size_t min_keep = 1;  ///< entries that each lane of a pool keeps at least, protected ones
                              ///< counted (rule R15)
   bool protected_extra = false;  ///< protected entries come on top of the budget
+  std::size_t headroom = 0;  ///< entries per lane by which a cut goes below the budget, so that the
+                             ///< next one is so many steps away
   /// [num_lanes] tokens that each lane may keep, in the place of `budget`, which then only says
   /// what they were made of. Borrowed until the next call on the policy.
   std::span<const std::size_t> lane_budgets = {};

@@ -19,14 +19,19 @@ KVEVICT_NAMESPACE_BEGIN
 class HeavyAndRecent {
  public:
   /// @param cut_between_chunks  unfinished prompts have a budget too
-  HeavyAndRecent(const Budget& heavy, const Budget& recent, bool cut_between_chunks) noexcept
-      : heavy_(heavy), recent_(recent), cut_between_chunks_(cut_between_chunks) {}
+  /// @param num_sink_tokens     first tokens that always stay, of those that are heavy
+  HeavyAndRecent(const Budget& heavy, const Budget& recent, bool cut_between_chunks,
+                 std::size_t num_sink_tokens = 0) noexcept
+      : heavy_(heavy),
+        recent_(recent),
+        cut_between_chunks_(cut_between_chunks),
+        num_sink_tokens_(num_sink_tokens) {}
 
   [[nodiscard]] auto state() noexcept { return std::tie(first_prompt_); }
 
   void begin(const Sequence& sequence) noexcept { first_prompt_.begin(sequence); }
   [[nodiscard]] Protection protection(const Sequence& sequence) const noexcept {
-    return {.recent_window = tokens(recent_, sequence)};
+    return {.num_sink_tokens = num_sink_tokens_, .recent_window = tokens(recent_, sequence)};
   }
   [[nodiscard]] Allocation allocation(const Sequence& sequence) const noexcept {
     if (sequence.in_prompt() && !cut_between_chunks_)
@@ -42,6 +47,7 @@ class HeavyAndRecent {
   Budget heavy_;
   Budget recent_;
   bool cut_between_chunks_;
+  std::size_t num_sink_tokens_;
   FirstPrompt first_prompt_;
 };
 

@@ -24,7 +24,7 @@ class Scratch {
   [[nodiscard]] std::vector<float>& vector(std::size_t buffer) noexcept { return buffers_[buffer]; }
 
  private:
-  std::array<std::vector<float>, 6> buffers_;
+  std::array<std::vector<float>, 8> buffers_;
 };
 
 KVEVICT_NAMESPACE_END

@@ -33,6 +33,10 @@ struct AttentionRows {
   std::size_t num_rows = 0;
   std::ptrdiff_t head_stride = 0;  ///< in floats
   std::ptrdiff_t row_stride = 0;   ///< in floats; at least the longest seq_len
+  /// Log of each row's softmax denominator, over scaled logits, [num_q_heads, num_rows] side by
+  /// side: what fused attention calls LSE. Needed by policies that bring the logits of a group's
+  /// query heads together (R-KV); without it their denominators count as equal.
+  const float* log_sums = nullptr;
 };
 
 /// Queries of the newest `num_rows` tokens of one layer, as attention used them (after RoPE):

@@ -48,7 +48,7 @@ enum class Inputs : std::uint32_t {
 enum class AttentionUse : std::uint8_t {
   kNone,     ///< never looks at attention
   kWindow,   ///< the last rows of the prompt, once
-  kLastRow,  ///< one row per decode step
+  kLastRow,  ///< the newest row or rows of each step, few of a prompt
   kAllRows,  ///< every row, those of the prompt too
 };
 

@@ -220,6 +220,11 @@ class Composed {
                                                                       AttentionUse::kNone) {
     return pipeline_.signal().observe_rows(rows, sequence, kernel);
   }
+  std::size_t end_layer(std::size_t layer, const Sequence& sequence,
+                        const kernels::KernelSet& kernel) requires requires(Signal& signal) {
+    signal.end_layer(layer, sequence, kernel);
+  }
+  { return pipeline_.signal().end_layer(layer, sequence, kernel); }
   std::size_t observe_cache(const ScoreInput& input) requires requires(Signal& signal) {
     signal.observe_cache(input);
   }

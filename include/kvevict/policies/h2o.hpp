@@ -23,8 +23,41 @@ struct H2OOptions {
   Budget recent = Budget::keep_ratio(0.1);  ///< the newest tokens, the current one included
   MaskScope scope = MaskScope::kHead;       ///< who shares one set of tokens
   bool lifetime_mean = false;  ///< divide a sum by the number of queries that could see the token
+  std::size_t num_sink_tokens = 0;  ///< first tokens that always stay, of those that are heavy
   bool cut_between_chunks = false;  ///< cut unfinished prompts too, wherever should_evict is asked:
                                     ///< less memory, but the mask then depends on the chunks
+};
+
+/// What H2O and the policies that score its tokens otherwise have in common: a heavy and a recent
+/// part. `Self` is the recipe that derives from it.
+template <class Self, class O = H2OOptions>
+struct KeepsHeavyAndRecent : CutsEveryStep {
+  using Options = O;
+
+  static void check(const Options& options, const CacheShape& /*shape*/) {
+    for (const auto& [field, budget] :
+         {std::pair{"heavy", &options.heavy}, std::pair{"recent", &options.recent}}) {
+      detail::require(!budget->is_total(), Self::kName, field, budget->count(),
+                      "must be a number of tokens or a share, not a total");
+    }
+    detail::require(options.heavy.tokens_of(1) > 0 || options.recent.tokens_of(1) > 0, Self::kName,
+                    "recent", options.recent.count(), "must be > 0 where heavy is 0");
+  }
+  static auto allocator(const Options& options, const CacheShape& /*shape*/) {
+    return HeavyAndRecent(options.heavy, options.recent, options.cut_between_chunks,
+                          options.num_sink_tokens);
+  }
+  static MaskScope scope(const Options& options) noexcept { return options.scope; }
+
+  template <class Visit>
+  static void visit_options(Options& options, Visit&& visit) {
+    visit("heavy", options.heavy);
+    visit("recent", options.recent);
+    visit("scope", options.scope);
+    visit("lifetime_mean", options.lifetime_mean);
+    visit("num_sink_tokens", options.num_sink_tokens);
+    visit("cut_between_chunks", options.cut_between_chunks);
+  }
 };
 
 /// Heavy hitters (H2O, arXiv 2306.14048, section 4 and algorithm 1): per KV head
@@ -41,35 +74,12 @@ struct H2OOptions {
 /// (kvpress' ObservedAttention; an attention entry that is not finite then counts as 0).
 ///
 /// A second prompt is cut to the same number of tokens.
-struct H2ORecipe : CutsEveryStep {
-  using Options = H2OOptions;
+struct H2ORecipe : KeepsHeavyAndRecent<H2ORecipe> {
   static constexpr std::string_view kName = "H2O";
 
-  static void check(const Options& options, const CacheShape& /*shape*/) {
-    for (const auto& [field, budget] :
-         {std::pair{"heavy", &options.heavy}, std::pair{"recent", &options.recent}}) {
-      detail::require(!budget->is_total(), kName, field, budget->count(),
-                      "must be a number of tokens or a share, not a total");
-    }
-    detail::require(options.heavy.tokens_of(1) > 0 || options.recent.tokens_of(1) > 0, kName,
-                    "recent", options.recent.count(), "must be > 0 where heavy is 0");
-  }
   static auto pipeline(const Options& options, const CacheShape& shape) {
     return AccumulatedAttention(shape, options.scope, options.lifetime_mean) |
            HeadReduction{GroupReduce::kMean};
-  }
-  static auto allocator(const Options& options, const CacheShape& /*shape*/) {
-    return HeavyAndRecent(options.heavy, options.recent, options.cut_between_chunks);
-  }
-  static MaskScope scope(const Options& options) noexcept { return options.scope; }
-
-  template <class Visit>
-  static void visit_options(Options& options, Visit&& visit) {
-    visit("heavy", options.heavy);
-    visit("recent", options.recent);
-    visit("scope", options.scope);
-    visit("lifetime_mean", options.lifetime_mean);
-    visit("cut_between_chunks", options.cut_between_chunks);
   }
 };
 

@@ -43,7 +43,7 @@ struct LaProxOptions {
   PoolStage pool_stage = PoolStage::kAttention;
   Competition competition = Competition::kModel;  ///< who shares a budget; kLane: uniform
   LayerNormaliser normaliser = LayerNormaliser::kCandidates;  ///< divides where the model competes
-  /// Of the model; needed for ValueFactor::kProjected.
+  /// Of the model; needed for the projected factors.
   std::shared_ptr<const OutputProjection> output_projection = nullptr;
 };
 
@@ -71,10 +71,8 @@ struct LaProxRecipe : CutsPrompts {
                     kName, "pooling.kernel_size", options.pooling.kernel_size,
                     "needs pool_stage product with the exact reading, whose attention and values "
                     "do not come apart");
-    if (options.value_factor == ValueFactor::kProjected) {
-      detail::check_output_projection(kName, options.output_projection.get(), shape,
-                                      reading(options));
-    }
+    check_value_factor(kName, options.value_factor, options.output_projection.get(), shape,
+                       reading(options));
   }
   static auto pipeline(const Options& options, const CacheShape& shape) {
     const bool exact = reading(options) == GroupReading::kExact;

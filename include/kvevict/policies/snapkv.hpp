@@ -52,6 +52,10 @@ struct SnapKVRecipe : CutsPrompts {
                         .support = options.softmax_support,
                         .score_window = !options.protect_window});
   }
+  /// Rows that a score is the sum over.
+  static std::size_t num_rows_summed(const Options& options) noexcept {
+    return options.observation_window;
+  }
   static Protection protection(const Options& options) noexcept {
     return {.recent_window = options.protect_window ? options.observation_window : 0,
             .after_prompt = true};

@@ -28,11 +28,21 @@ struct GroupRows {
   const float* data = nullptr;     ///< [group_size, num_rows, visible(row)]
   std::ptrdiff_t head_stride = 0;
   std::ptrdiff_t row_stride = 0;
+  /// [group_size, num_rows] log of each row's softmax denominator, up to a constant that the heads
+  /// of a row share; null: taken as equal
+  const float* log_sums = nullptr;
+  std::ptrdiff_t log_sum_stride = 0;  ///< between heads
 
   [[nodiscard]] std::size_t visible(std::size_t row) const noexcept { return first_visible + row; }
   [[nodiscard]] const float* row(std::size_t head_in_group, std::size_t r) const noexcept {
     return data + static_cast<std::ptrdiff_t>(head_in_group) * head_stride +
            static_cast<std::ptrdiff_t>(r) * row_stride;
+  }
+  [[nodiscard]] float log_sum(std::size_t head_in_group, std::size_t r) const noexcept {
+    return log_sums == nullptr
+               ? 0.0F
+               : log_sums[static_cast<std::ptrdiff_t>(head_in_group) * log_sum_stride +
+                          static_cast<std::ptrdiff_t>(r)];
   }
 };
 
@@ -44,11 +54,15 @@ void visit_given_rows(const AttentionRows& rows, const CacheShape& shape, std::s
                       std::size_t kv_head, std::size_t seq_len, std::size_t length,
                       std::size_t wanted, Visit&& visit) {
   const std::size_t skipped = rows.num_rows - wanted;
-  visit(GroupRows{layer, kv_head, shape.group_size(), wanted, seq_len - wanted + 1, length - wanted,
-                  rows.data +
-                      static_cast<std::ptrdiff_t>(kv_head * shape.group_size()) * rows.head_stride +
-                      static_cast<std::ptrdiff_t>(skipped) * rows.row_stride,
-                  rows.head_stride, rows.row_stride});
+  const float* log_sums =
+      rows.log_sums == nullptr
+          ? nullptr
+          : rows.log_sums + kv_head * shape.group_size() * rows.num_rows + skipped;
+  visit(GroupRows{
+      layer, kv_head, shape.group_size(), wanted, seq_len - wanted + 1, length - wanted,
+      rows.data + static_cast<std::ptrdiff_t>(kv_head * shape.group_size()) * rows.head_stride +
+          static_cast<std::ptrdiff_t>(skipped) * rows.row_stride,
+      rows.head_stride, rows.row_stride, log_sums, static_cast<std::ptrdiff_t>(rows.num_rows)});
 }
 
 /// Softmax rows from queries and cached keys, for engines whose attention keeps none.
@@ -79,9 +93,13 @@ class RowsFromQueries {
                      length - behind,
                      nullptr,
                      static_cast<std::ptrdiff_t>(count) * row_stride,
-                     row_stride};
+                     row_stride,
+                     nullptr,
+                     static_cast<std::ptrdiff_t>(count)};
       rows_.resize(std::max(rows_.size(), group * count * lane.seq_len));
       rows.data = rows_.data();
+      log_sums_.resize(std::max(log_sums_.size(), group * count));
+      relative_.resize(std::max(relative_.size(), group * count));
       logits(queries, shape, kv_head, lane, queries.num_rows - behind, rows, kernel);
       for (std::size_t h = 0; h < group; ++h) {
         const float sink = queries.sink_logits.empty() ? -std::numeric_limits<float>::infinity()
@@ -89,9 +107,11 @@ class RowsFromQueries {
         for (std::size_t r = 0; r < count; ++r) {
           float* row = rows_.data() + (rows.row(h, r) - rows.data);
           non_finite += count_non_finite(row, rows.visible(r), kernel);
-          softmax(row, rows.visible(r), sink, kernel);
+          log_sums_[h * count + r] = softmax(row, rows.visible(r), sink, kernel);
         }
       }
+      relate_log_sums(group, count);
+      rows.log_sums = relative_.data();
       visit(static_cast<const GroupRows&>(rows));
     }
     return non_finite;
@@ -142,17 +162,36 @@ class RowsFromQueries {
         row, row + n, [](float logit) { return !(logit <= std::numeric_limits<float>::max()); }));
   }
 
-  static void softmax(float* row, std::size_t n, float sink, const kernels::KernelSet& kernel) {
+  // In float the differences between heads, which are all that counts, keep their digits only
+  // without what the heads have in common.
+  void relate_log_sums(std::size_t group, std::size_t num_rows) noexcept {
+    for (std::size_t r = 0; r < num_rows; ++r) {
+      double largest = log_sums_[r];
+      for (std::size_t h = 1; h < group; ++h)
+        largest = std::max(largest, log_sums_[h * num_rows + r]);
+      for (std::size_t h = 0; h < group; ++h) {
+        const double log_sum = log_sums_[h * num_rows + r];
+        relative_[h * num_rows + r] =
+            log_sum == largest ? 0.0F : static_cast<float>(log_sum - largest);
+      }
+    }
+  }
+
+  // Returns the log of the denominator.
+  static double softmax(float* row, std::size_t n, float sink, const kernels::KernelSet& kernel) {
     const float shift = std::max(kernel.max_value(row, n), sink);
     if (shift == -std::numeric_limits<float>::infinity()) {
       std::fill(row, row + n, 0.0F);
-      return;
+      return -std::numeric_limits<double>::infinity();
     }
     double sum = kernel.exp_shifted(shift, n, row);
     sum += sink == shift ? 1.0 : std::exp(static_cast<double>(sink) - static_cast<double>(shift));
     kernel.scale(static_cast<float>(1.0 / sum), n, row);
+    return static_cast<double>(shift) + std::log(sum);
   }
 
+  std::vector<double> log_sums_;  // [group_size, rows of the block]
+  std::vector<float> relative_;   // the same, less the largest of each row
   std::vector<float> rows_;
   std::vector<float> gathered_;
 };

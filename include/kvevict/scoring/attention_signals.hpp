@@ -104,8 +104,8 @@ class WindowAttention {
   AttentionColumns columns_;
 };
 
-/// Attention over every query so far, prompt and decoding, summed, mean over the query heads of
-/// each group. Sums go with the tokens that stay; a new token starts with what it gives itself.
+/// Attention over every query so far, prompt and decoding, summed: [arrays, seq_len]. Sums go with
+/// the tokens that stay; a new token starts with what it gives itself.
 class AccumulatedAttention {
  public:
   static constexpr Inputs kRequiredInputs = Inputs::kAttention;
@@ -113,9 +113,11 @@ class AccumulatedAttention {
 
   /// @param scope          of the policy's mask
   /// @param lifetime_mean  divide each sum by the number of queries that could see the token
-  AccumulatedAttention(const CacheShape& shape, MaskScope scope, bool lifetime_mean)
+  /// @param heads          whether each query head keeps sums of its own
+  AccumulatedAttention(const CacheShape& shape, MaskScope scope, bool lifetime_mean,
+                       HeadReduce heads = HeadReduce::kGroupMean)
       : shape_(shape),
-        columns_(shape, RowReduce::kSum, HeadReduce::kGroupMean),
+        columns_(shape, RowReduce::kSum, heads),
         counts_(shape, scope, lifetime_mean ? 1 : 0) {}
 
   [[nodiscard]] auto state() noexcept { return std::tie(columns_, counts_); }

@@ -48,6 +48,15 @@ struct ObservationWindow {
                      window, valid);
 }
 
+/// Rows of the newest step that can still be among the newest `window` when something is cut, for
+/// policies that look at the newest rows and cut no prompt before its end: of a prompt the last.
+[[nodiscard]] inline std::size_t recent_rows_wanted(const Sequence& sequence,
+                                                    std::size_t window) noexcept {
+  const std::size_t length = sequence.length() + sequence.implied_append();
+  const bool decodes = length > static_cast<std::size_t>(sequence.prompt().last);
+  return decodes ? window : sequence.step_rows_in_window(window);
+}
+
 /// Slots before the window that the lane has, or will have once all of the prompt is appended:
 /// what a row of the window sees of the past. For rows that come while the prompt is being fed.
 [[nodiscard]] inline std::size_t past_of_window(const Sequence& sequence, std::size_t layer,

@@ -2,7 +2,9 @@
 #define KVEVICT_SCORING_OUTPUT_CONTRIBUTION_HPP_
 
 #include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
 #include "kvevict/core/lane.hpp"
+#include "kvevict/core/shape.hpp"
 #include "kvevict/core/types.hpp"
 #include "kvevict/scoring/attention_columns.hpp"
 #include "kvevict/scoring/group_reduce.hpp"
@@ -28,20 +30,24 @@ KVEVICT_NAMESPACE_BEGIN
 
 /// The value side.
 enum class ValueFactor : std::uint8_t {
-  kNone,       ///< 1: attention alone
-  kNorm,       ///< |v|
-  kProjected,  ///< |v W_O|
+  kNone,         ///< 1: attention alone
+  kNorm,         ///< |v|
+  kProjected,    ///< |v W_O|
+  kL1Norm,       ///< |v|_1
+  kProjectedL1,  ///< |v W_O|_1, which takes the weight itself: OutputProjection with keep_weight
 };
 
 [[nodiscard]] constexpr auto enum_names(ValueFactor /*type*/) noexcept {
-  return std::array<std::pair<std::string_view, ValueFactor>, 3>{
+  return std::array<std::pair<std::string_view, ValueFactor>, 5>{
       {{"none", ValueFactor::kNone},
        {"norm", ValueFactor::kNorm},
-       {"projected", ValueFactor::kProjected}}};
+       {"projected", ValueFactor::kProjected},
+       {"l1_norm", ValueFactor::kL1Norm},
+       {"projected_l1", ValueFactor::kProjectedL1}}};
 }
 
 /// The reading of a group under a value factor: without the projection, kSummed and kExact have
-/// nothing to sum over heads and are kMeanNorms.
+/// nothing to sum over heads and are kMeanNorms; L1 norms are of each query head.
 [[nodiscard]] constexpr GroupReading effective_reading(GroupReading reading,
                                                        ValueFactor factor) noexcept {
   const bool per_head = reading == GroupReading::kHeadProducts;
@@ -57,7 +63,7 @@ enum class ValueFactor : std::uint8_t {
 
 /// The value side of one KV head over the slots of `scores`: [num, count] with num of the query
 /// heads or 1, empty for kNone; for kExact of the query heads and then of the sums of pairs. Lies
-/// in scratch buffer kFirstFree; the next one is used too.
+/// in scratch buffer kFirstFree; the next three are used too.
 [[nodiscard]] inline std::span<const float> value_factors(const ScoreInput& input,
                                                           const LaneScores& scores,
                                                           std::size_t head, ValueFactor factor,
@@ -75,16 +81,48 @@ enum class ValueFactor : std::uint8_t {
     row_norms(values, dim, first, first + count, input.kernel, gathered, norms);
     return norms;
   }
-  const std::span<const float> factors =
-      projection->factors(scores.layer(head), scores.kv_head(head), reading);
-  const std::size_t num = factors.size() / (dim * dim);
-  const std::span<float> norms = input.scratch.floats(LaneScores::kFirstFree, num * count);
-  projected_norms(values, dim, first, first + count, factors, input.kernel, gathered, norms);
+  std::vector<float>& widened = input.scratch.vector(LaneScores::kFirstFree + 2);
+  if (factor == ValueFactor::kL1Norm) {
+    const std::span<float> norms = input.scratch.floats(LaneScores::kFirstFree, count);
+    row_l1_norms(values, dim, first, first + count, input.kernel, gathered, widened, norms);
+    return norms;
+  }
+  std::size_t num = input.sequence.shape().group_size();
+  std::span<float> norms;
+  if (factor == ValueFactor::kProjectedL1) {
+    norms = input.scratch.floats(LaneScores::kFirstFree, num * count);
+    for (std::size_t h = 0; h < num; ++h) {
+      projected_l1_norms(values, dim, first, first + count,
+                         projection->transposed(scores.layer(head), scores.kv_head(head) * num + h),
+                         input.kernel, gathered, widened,
+                         input.scratch.vector(LaneScores::kFirstFree + 3),
+                         norms.subspan(h * count, count));
+    }
+  } else {
+    const std::span<const float> factors =
+        projection->factors(scores.layer(head), scores.kv_head(head), reading);
+    num = factors.size() / (dim * dim);
+    norms = input.scratch.floats(LaneScores::kFirstFree, num * count);
+    projected_norms(values, dim, first, first + count, factors, input.kernel, gathered, norms);
+  }
   if (reading != GroupReading::kMeanNorms)
     return norms;
   for (std::size_t h = 0; h < num; ++h)
     reduce_group(GroupReduce::kMean, h, num, norms.subspan(h * count, count), norms.first(count));
   return norms.first(count);
+}
+
+/// What a policy `where` with a value side refuses.
+inline void check_value_factor(std::string_view where, ValueFactor factor,
+                               const OutputProjection* projection, const CacheShape& shape,
+                               GroupReading reading) {
+  if (factor == ValueFactor::kProjected)
+    detail::check_output_projection(where, projection, shape, reading);
+  if (factor == ValueFactor::kProjectedL1) {
+    detail::check_output_projection(where, projection, shape);
+    if (!projection->keeps_weight())
+      detail::throw_invalid_argument(where, "output_projection was made without keep_weight");
+  }
 }
 
 /// Arrays of squares become norms.
@@ -105,7 +143,7 @@ struct TimesValues {
 
   ValueFactor factor = ValueFactor::kNorm;
   GroupReading reading = GroupReading::kMeanNorms;
-  std::shared_ptr<const OutputProjection> projection = nullptr;  ///< for kProjected
+  std::shared_ptr<const OutputProjection> projection = nullptr;  ///< for the projected factors
 
   void apply(const ScoreInput& input, LaneScores& scores) const {
     const std::size_t count = scores.count();

@@ -49,11 +49,14 @@ enum class GroupReading : std::uint8_t {
 class OutputProjection {
  public:
   /// @param only  the one reading to prepare; without it, all four
+  /// @param keep_weight  keep W_O too, for |v W|_1, which no factor gives: as many bytes again as
+  ///                     the weights that set_layer is given
   OutputProjection(const CacheShape& shape, std::size_t hidden_size,
-                   std::optional<GroupReading> only = std::nullopt)
+                   std::optional<GroupReading> only = std::nullopt, bool keep_weight = false)
       : shape_((detail::check_shape(shape, "OutputProjection"), shape)),
         hidden_size_(hidden_size),
         only_(only),
+        weights_(keep_weight ? shape.num_layers : 0),
         has_layer_(shape.num_layers, 0) {
     detail::require(hidden_size > 0, "OutputProjection", "hidden_size", hidden_size, "must be > 0");
     const std::size_t group = shape.group_size();
@@ -83,6 +86,8 @@ class OutputProjection {
     if (row_stride_bytes == 0) {
       row_stride_bytes = static_cast<std::ptrdiff_t>(hidden_size_ * element_size(type));
     }
+    if (keeps_weight())
+      weights_[layer] = transpose(static_cast<const std::byte*>(weight), type, row_stride_bytes);
     std::vector<float> heads(group * block);
     std::vector<float> sum(block);
     for (std::size_t kv_head = 0; kv_head < shape_.num_kv_heads; ++kv_head) {
@@ -132,6 +137,14 @@ class OutputProjection {
       return true;
     return num_heads_ > 0 && reading != GroupReading::kSummed && reading != GroupReading::kExact;
   }
+  [[nodiscard]] bool keeps_weight() const noexcept { return !weights_.empty(); }
+  /// W^T of one query head: hidden_size rows of value_dim, of the type that set_layer was given.
+  [[nodiscard]] kernels::RowBlock transposed(std::size_t layer, std::size_t q_head) const noexcept {
+    const Weight& weight = weights_[layer];
+    const std::size_t row_bytes = shape_.value_size() * element_size(weight.type);
+    return {weight.data.data() + q_head * hidden_size_ * row_bytes,
+            static_cast<std::ptrdiff_t>(row_bytes), hidden_size_, shape_.value_size(), weight.type};
+  }
   /// The factors of one KV head that `reading` takes, [count, value_dim, value_dim]: of each query
   /// head, of their sum, or of each query head and then of the sums W^h + W^h' of each pair
   /// (0,1), (0,2), .., (1,2), ..
@@ -150,6 +163,24 @@ class OutputProjection {
   }
 
  private:
+  // [num_q_heads, hidden_size, value_dim]
+  struct Weight {
+    std::vector<std::byte> data;
+    ElementType type = ElementType::kF32;
+  };
+  [[nodiscard]] Weight transpose(const std::byte* weight, ElementType type,
+                                 std::ptrdiff_t row_stride_bytes) const {
+    const std::size_t size = element_size(type);
+    const std::size_t dim = shape_.value_size();
+    Weight result{std::vector<std::byte>(shape_.num_q_heads * hidden_size_ * dim * size), type};
+    for (std::size_t row = 0; row < shape_.num_q_heads * dim; ++row) {
+      const std::byte* from = weight + static_cast<std::ptrdiff_t>(row) * row_stride_bytes;
+      std::byte* to = result.data.data() + (row / dim * hidden_size_ * dim + row % dim) * size;
+      for (std::size_t j = 0; j < hidden_size_; ++j)
+        std::copy_n(from + j * size, size, to + j * dim * size);
+    }
+    return result;
+  }
   [[nodiscard]] std::size_t factor_size() const noexcept {
     return shape_.value_size() * shape_.value_size();
   }
@@ -166,7 +197,8 @@ class OutputProjection {
   std::size_t num_sums_ = 0;
   std::size_t num_heads_ = 0;
   std::size_t num_pairs_ = 0;
-  std::vector<float> factors_;  // [layer, kv_head, {sum, heads, pairs}, dim, dim]
+  std::vector<float> factors_;   // [layer, kv_head, {sum, heads, pairs}, dim, dim]
+  std::vector<Weight> weights_;  // [layer], where they are kept
   std::vector<std::uint8_t> has_layer_;
 };
 
@@ -174,12 +206,17 @@ namespace detail {
 
 /// What a policy `where` that needs the projection refuses.
 inline void check_output_projection(std::string_view where, const OutputProjection* projection,
-                                    const CacheShape& shape, GroupReading reading) {
+                                    const CacheShape& shape) {
   if (projection == nullptr)
     throw_invalid_argument(where, "output_projection is missing");
   check_same_shape(projection->shape(), shape, std::string(where).append(" output_projection"));
   if (!projection->complete())
     throw_invalid_argument(where, "output_projection has layers that were not set");
+}
+/// What one refuses that needs the factors of a reading.
+inline void check_output_projection(std::string_view where, const OutputProjection* projection,
+                                    const CacheShape& shape, GroupReading reading) {
+  check_output_projection(where, projection, shape);
   if (!projection->serves(reading))
     throw_invalid_argument(where, "output_projection was prepared for another group_reading");
 }

@@ -4,6 +4,7 @@
 #include "kvevict/config.hpp"
 #include "kvevict/scoring/group_reduce.hpp"
 #include "kvevict/scoring/lane_scores.hpp"
+#include "kvevict/scoring/normalize.hpp"
 #include "kvevict/scoring/pooling.hpp"
 #include "kvevict/scoring/score_input.hpp"
 
@@ -29,6 +30,28 @@ struct Pool {
       std::copy(array.begin(), array.end(), spare.begin());
       pooling.apply(spare, input.kernel, array);
     }
+  }
+};
+
+/// Every array times a constant.
+struct Scale {
+  float factor = 1.0F;
+
+  void apply(const ScoreInput& input, LaneScores& scores) const {
+    for (std::size_t i = 0; i < scores.num_arrays(); ++i)
+      input.kernel.scale(factor, scores.count(), scores.array(i).data());
+  }
+};
+
+/// Every array divided by its sum, so that it can be read as a distribution over the tokens. Slots
+/// that hold no token become 0 first (rule R9); scores that are not finite take nothing from the
+/// others; an array whose sum is 0 stays as it is.
+struct SumToOne {
+  void apply(const ScoreInput& /*input*/, LaneScores& scores) const {
+    for (std::size_t head = 0; head < scores.num_heads(); ++head)
+      scores.clear_invalid(head);
+    for (std::size_t i = 0; i < scores.num_arrays(); ++i)
+      divide_by_sum(finite_sum(scores.array(i)), scores.array(i));
   }
 };
 

@@ -73,7 +73,8 @@ inline void check_allocation(const Allocation& allocation, const Protection& pro
   const std::size_t lane_budget = allocation.lane_budget(shape, 0, 0);
   const std::size_t windows = saturating_add(protection.num_sink_tokens, protection.recent_window);
   const bool extra = allocation.protected_extra;
-  require(extra || lane_budget >= windows, where, "budget", allocation.budget.count(),
+  require(extra || lane_budget >= saturating_add(windows, allocation.headroom), where, "budget",
+          allocation.budget.count() - std::min(allocation.budget.count(), allocation.headroom),
           "must cover the sinks and the recent window");
   if (allocation.competition != Competition::kLane) {
     require(saturating_add(lane_budget, extra ? windows : 0) >= allocation.min_keep, where,
@@ -167,6 +168,8 @@ class PoolSelection {
       word += keep.size();
       slot += mask_.lane_len(l);
     }
+    if (held + num_candidates > quota)
+      quota -= std::min(quota, allocation.headroom * num_lanes);
     if (held > quota)
       report_.budget_not_reached = true;
     quota = quota > held ? quota - held : 0;

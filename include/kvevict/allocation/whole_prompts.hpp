@@ -1,0 +1,27 @@
+#ifndef KVEVICT_ALLOCATION_WHOLE_PROMPTS_HPP_
+#define KVEVICT_ALLOCATION_WHOLE_PROMPTS_HPP_
+
+#include "kvevict/allocation/allocation.hpp"
+#include "kvevict/config.hpp"
+#include "kvevict/core/sequence.hpp"
+
+#include <cstddef>
+#include <limits>
+
+KVEVICT_NAMESPACE_BEGIN
+
+/// The same for every step, but none inside a prompt: a prompt is cut at its end, so that what
+/// stays does not depend on the chunks it came in.
+struct WholePrompts {
+  Allocation between;
+
+  [[nodiscard]] Allocation allocation(const Sequence& sequence) const noexcept {
+    if (sequence.in_prompt())
+      return {.budget = std::numeric_limits<std::size_t>::max()};
+    return between;
+  }
+};
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_ALLOCATION_WHOLE_PROMPTS_HPP_

@@ -1,0 +1,47 @@
+#ifndef KVEVICT_CORE_DECODE_PAGES_HPP_
+#define KVEVICT_CORE_DECODE_PAGES_HPP_
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/sequence.hpp"
+#include "kvevict/core/types.hpp"
+
+#include <cstddef>
+
+KVEVICT_NAMESPACE_BEGIN
+
+/// Decoded tokens in pages of `size` by position, counted anew from the end of each prompt. What
+/// was evicted leaves its page smaller; prompt tokens are in no page.
+struct DecodePages {
+  std::size_t size = 16;
+
+  /// Calls visit(first, last) with the slots of each page of `lane` that has any, ascending.
+  template <class Visit>
+  void for_each(const Sequence& sequence, std::size_t lane, Visit&& visit) const {
+    std::size_t origin = 0;
+    for (const PositionSpan& prompt : sequence.prompts()) {
+      for_each_from(sequence, lane, origin, static_cast<std::size_t>(prompt.first), visit);
+      origin = static_cast<std::size_t>(prompt.last);
+    }
+    for_each_from(sequence, lane, origin, sequence.length(), visit);
+  }
+
+ private:
+  template <class Visit>
+  void for_each_from(const Sequence& sequence, std::size_t lane, std::size_t origin,
+                     std::size_t end, Visit&& visit) const {
+    const std::size_t last = sequence.slots_before(lane, end);
+    for (std::size_t slot = sequence.slots_before(lane, origin); slot < last;) {
+      const auto position = static_cast<std::size_t>(sequence.position(lane, slot));
+      const std::size_t page_end = origin + ((position - origin) / size + 1) * size;
+      std::size_t next = slot + 1;
+      while (next < last && static_cast<std::size_t>(sequence.position(lane, next)) < page_end)
+        ++next;
+      visit(slot, next);
+      slot = next;
+    }
+  }
+};
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_CORE_DECODE_PAGES_HPP_

@@ -1,0 +1,114 @@
+#ifndef KVEVICT_POLICIES_CRITICALKV_HPP_
+#define KVEVICT_POLICIES_CRITICALKV_HPP_
+
+#include "kvevict/allocation/allocation.hpp"
+#include "kvevict/config.hpp"
+#include "kvevict/core/budget.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/policies/composed.hpp"
+#include "kvevict/policies/snapkv.hpp"
+#include "kvevict/scoring/critical_scores.hpp"
+#include "kvevict/scoring/output_contribution.hpp"
+#include "kvevict/scoring/output_projection.hpp"
+#include "kvevict/selection/two_stage.hpp"
+
+#include <cstddef>
+#include <memory>
+#include <string_view>
+
+KVEVICT_NAMESPACE_BEGIN
+
+template <class Base>
+struct CriticalKVOptions {
+  typename Base::Options base = {};  ///< of the policy whose scores these are
+  double first_stage = 0.5;          ///< share of the budget that the base's scores fill (alpha)
+  bool first_stage_counts_window = false;  ///< a share of the budget with the protected entries,
+                                           ///< which fill it first (kvpress); false: without them
+  double epsilon = 1e-4;  ///< added to scores; in units of attention, whatever the base sums over
+  bool l2_norm = false;   ///< |v W_O|_2 for |v W_O|_1: 2 hidden_size / head_dim times cheaper
+  /// Of the model. The L1 norm needs the weight: OutputProjection with keep_weight.
+  std::shared_ptr<const OutputProjection> output_projection = nullptr;
+};
+
+/// Selection by the perturbation that eviction causes (CriticalKV, arXiv 2502.03805, section 4 and
+/// algorithm 1), over the scores s of another policy: the best by s fill a share of the budget,
+/// which guards against attention that changes; the best of the others by
+///
+///   (s(i) + epsilon) mean_h |v_i W_O^h|_1
+///
+/// fill the rest. A share of 1 is the base policy, one of 0 the plain product.
+///
+/// Open in the paper and chosen here: scores and norms of a group are each averaged, as kvpress
+/// has it. kvpress takes the first stage of the unrounded budget (1 - ratio) n; here it is of whole
+/// tokens.
+template <class Base>
+struct CriticalKVRecipe : Base {
+  using Options = CriticalKVOptions<Base>;
+  static constexpr std::string_view kName = "CriticalKV";
+
+  static void check(const Options& options, const CacheShape& shape) {
+    if constexpr (requires { Base::check(options.base, shape); })
+      Base::check(options.base, shape);
+    detail::require(options.first_stage >= 0.0 && options.first_stage <= 1.0, kName, "first_stage",
+                    options.first_stage, "must be in [0, 1]");
+    detail::require(options.epsilon >= 0.0, kName, "epsilon", options.epsilon, "must be >= 0");
+    check_value_factor(kName, norm(options), options.output_projection.get(), shape,
+                       GroupReading::kMeanNorms);
+  }
+  static auto pipeline(const Options& options, const CacheShape& shape) {
+    return Base::pipeline(options.base, shape);
+  }
+  static auto selector(const Options& options) {
+    const Protection windows = Base::protection(options.base);
+    return TwoStage<CriticalScores>{
+        .first_share = Budget::keep_ratio(options.first_stage),
+        .counted =
+            options.first_stage_counts_window ? windows.recent_window + windows.num_sink_tokens : 0,
+        .second = {.epsilon = static_cast<float>(options.epsilon * score_unit(options.base)),
+                   .norm = norm(options),
+                   .projection = options.output_projection}};
+  }
+  static MaskScope scope(const Options& options) noexcept { return Base::scope(options.base); }
+  static Trigger trigger(const Options& options) noexcept { return Base::trigger(options.base); }
+  static Protection protection(const Options& options) noexcept {
+    return Base::protection(options.base);
+  }
+  static Allocation allocation(const Options& options) noexcept {
+    if constexpr (requires { Base::allocation(options.base); }) {
+      return Base::allocation(options.base);
+    } else {
+      return {.budget = options.base.budget};
+    }
+  }
+
+  template <class Visit>
+  static void visit_options(Options& options, Visit&& visit) {
+    Base::visit_options(options.base, visit);
+    visit("first_stage", options.first_stage);
+    visit("first_stage_counts_window", options.first_stage_counts_window);
+    visit("epsilon", options.epsilon);
+    visit("l2_norm", options.l2_norm);
+  }
+
+ private:
+  [[nodiscard]] static ValueFactor norm(const Options& options) noexcept {
+    return options.l2_norm ? ValueFactor::kProjected : ValueFactor::kProjectedL1;
+  }
+  // What a score of 1 would be if it were attention: a base that sums rows says over how many.
+  [[nodiscard]] static double score_unit(const typename Base::Options& options) noexcept {
+    if constexpr (requires { Base::num_rows_summed(options); }) {
+      return static_cast<double>(Base::num_rows_summed(options));
+    } else {
+      return 1.0;
+    }
+  }
+};
+
+/// Over SnapKV.
+using CriticalKV = Policy<Composed<CriticalKVRecipe<SnapKVRecipe>>>;
+
+static_assert(EvictionPolicy<CriticalKV>);
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_POLICIES_CRITICALKV_HPP_

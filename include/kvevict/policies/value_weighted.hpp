@@ -1,0 +1,90 @@
+#ifndef KVEVICT_POLICIES_VALUE_WEIGHTED_HPP_
+#define KVEVICT_POLICIES_VALUE_WEIGHTED_HPP_
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/budget.hpp"
+#include "kvevict/policies/composed.hpp"
+#include "kvevict/policies/h2o.hpp"
+#include "kvevict/scoring/attention_signals.hpp"
+#include "kvevict/scoring/group_reduce.hpp"
+#include "kvevict/scoring/output_contribution.hpp"
+#include "kvevict/scoring/pipeline.hpp"
+#include "kvevict/scoring/stages.hpp"
+
+#include <cstddef>
+#include <string_view>
+
+KVEVICT_NAMESPACE_BEGIN
+
+// Policies that score a token by its attention times the size of its value.
+
+struct LongFlowOptions {
+  Budget budget = 1024;           ///< tokens per layer
+  std::size_t recent_window = 0;  ///< newest tokens that always stay
+};
+
+/// The newest token's contributions to the output (LongFlow, arXiv 2603.11504): per layer
+///
+///   score(i) = mean over all query heads h of (1/d) sum_c | a[h, newest, i] v[i, c] |.
+///
+/// At every step the least goes, one for all heads of a layer; nothing is protected, not even the
+/// newest token. The authors free one slot per step and write the next token there: here the
+/// newest token still competes, as theirs does.
+///
+/// A prompt above the budget is cut by the same score, that of its last row. The authors' code cuts
+/// prompts with a variant of SnapKV instead: run that policy until the prompt ends to get theirs.
+struct LongFlowRecipe : CutsEveryStep {
+  using Options = LongFlowOptions;
+  static constexpr std::string_view kName = "LongFlow";
+
+  static auto pipeline(const Options& /*options*/, const CacheShape& shape) {
+    return LastRowAttention(shape, HeadReduce::kGroupMean) | TimesValues{ValueFactor::kL1Norm} |
+           HeadReduction{GroupReduce::kMean} | Scale{1.0F / static_cast<float>(shape.value_size())};
+  }
+  static MaskScope scope(const Options& /*options*/) noexcept { return MaskScope::kLayer; }
+  static Protection protection(const Options& options) noexcept {
+    return {.recent_window = options.recent_window};
+  }
+
+  template <class Visit>
+  static void visit_options(Options& options, Visit&& visit) {
+    visit("budget", options.budget);
+    visit("recent_window", options.recent_window);
+  }
+};
+
+/// Those of H2O. The paper keeps the first tokens whatever their score; how many is our choice.
+struct VATPOptions {
+  Budget heavy = Budget::keep_ratio(0.1);   ///< tokens with the best scores; a share is one of the
+                                            ///< first prompt, fixed from then on
+  Budget recent = Budget::keep_ratio(0.1);  ///< the newest tokens, the current one included
+  MaskScope scope = MaskScope::kHead;       ///< who shares one set of tokens
+  bool lifetime_mean = false;  ///< divide a sum by the number of queries that could see the token
+  std::size_t num_sink_tokens = 4;  ///< first tokens that always stay, of those that are heavy
+  bool cut_between_chunks = false;  ///< cut unfinished prompts too, wherever should_evict is asked
+};
+
+/// Heavy hitters whose values count too (VATP, arXiv 2406.12335): H2O with
+///
+///   score(i) = |v_i|_1 sum over all queries t so far of mean_h a[h, t, i].
+///
+/// Attention sinks have tiny values, so this score drops them; the paper protects them. LongFlow's
+/// code has a baseline of this name with the L2 norm.
+struct VATPRecipe : KeepsHeavyAndRecent<VATPRecipe, VATPOptions> {
+  static constexpr std::string_view kName = "VATP";
+
+  static auto pipeline(const VATPOptions& options, const CacheShape& shape) {
+    return AccumulatedAttention(shape, options.scope, options.lifetime_mean) |
+           TimesValues{ValueFactor::kL1Norm} | HeadReduction{GroupReduce::kMean};
+  }
+};
+
+using LongFlow = Policy<Composed<LongFlowRecipe>>;
+using VATP = Policy<Composed<VATPRecipe>>;
+
+static_assert(EvictionPolicy<LongFlow>);
+static_assert(EvictionPolicy<VATP>);
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_POLICIES_VALUE_WEIGHTED_HPP_

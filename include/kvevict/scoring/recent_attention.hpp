@@ -1,0 +1,202 @@
+#ifndef KVEVICT_SCORING_RECENT_ATTENTION_HPP_
+#define KVEVICT_SCORING_RECENT_ATTENTION_HPP_
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/core/lane.hpp"
+#include "kvevict/core/sequence.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/core/types.hpp"
+#include "kvevict/kernels/kernel_set.hpp"
+#include "kvevict/scoring/attention_rows.hpp"
+#include "kvevict/scoring/lane_scores.hpp"
+#include "kvevict/scoring/observation_window.hpp"
+#include "kvevict/scoring/recent_rows.hpp"
+#include "kvevict/scoring/score_input.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+KVEVICT_NAMESPACE_BEGIN
+
+// Signals that look at the rows of the newest tokens, whether these came with a prompt or one by
+// one: [1 per KV head, slots].
+
+/// The newest `window` rows over the slots before that window: the largest logit of a group's query
+/// heads, softmax over the past alone, mean over rows (R-KV). What is cached now counts, so a row's
+/// mass on tokens that went since is spread over those that stayed.
+///
+/// Logits come back from probabilities a and the logs L of their denominators: max_h logit_h is the
+/// log of max_h a_h exp(L_h), up to a constant of the row.
+class PeakLogitAttention {
+ public:
+  static constexpr Inputs kRequiredInputs = Inputs::kAttention;
+  static constexpr AttentionUse kAttentionUse = AttentionUse::kLastRow;
+
+  /// Throws InvalidArgument, naming `where`, for a window of 0.
+  PeakLogitAttention(std::string_view where, const CacheShape& shape, std::size_t window)
+      : rows_((detail::require(window > 0, where, "observation_window", window, "must be > 0"),
+               RecentRows(shape, window))) {}
+
+  [[nodiscard]] auto state() noexcept { return std::tie(rows_); }
+
+  [[nodiscard]] std::size_t wanted_rows(const Sequence& sequence,
+                                        std::size_t /*layer*/) const noexcept {
+    return recent_rows_wanted(sequence, rows_.window());
+  }
+  std::size_t observe_rows(const GroupRows& rows, const Sequence& /*sequence*/,
+                           const kernels::KernelSet& kernel) {
+    std::size_t non_finite = 0;
+    for (std::size_t r = 0; r < rows.num_rows; ++r) {
+      float largest = rows.log_sum(0, r);
+      for (std::size_t h = 1; h < rows.group_size; ++h)
+        largest = std::max(largest, rows.log_sum(h, r));
+      const std::span<float> peak =
+          rows_.of(rows.layer, rows.kv_head, rows.first_position + r).first(rows.visible(r));
+      std::fill(peak.begin(), peak.end(), 0.0F);
+      for (std::size_t h = 0; h < rows.group_size; ++h) {
+        non_finite += kernel.take_max(std::exp(rows.log_sum(h, r) - largest), rows.row(h, r),
+                                      peak.size(), peak.data());
+      }
+    }
+    return non_finite;
+  }
+  void score(const ScoreInput& input, LaneScores& scores) const {
+    const std::size_t len = scores.seq_len();
+    const std::size_t first = first_valid(scores.cache());
+    const std::size_t past = std::max(first, window_start(scores.cache(), len));
+    scores.start(first, past, 1);
+    for (std::size_t head = 0; head < scores.num_heads(); ++head) {
+      const std::span<float> mean = scores.array(head);
+      const std::span<const std::uint8_t> valid = scores.cache(head).valid;
+      std::fill(mean.begin(), mean.end(), 0.0F);
+      std::size_t num_rows = 0;
+      const std::span<float> row = scores.spare();
+      for (std::size_t i = 0; i < rows_.window(); ++i) {
+        const std::span<const float> all =
+            rows_.of_index(scores.layer(head), scores.kv_head(head), i);
+        double mass = 0.0;
+        for (std::size_t slot = 0; slot < row.size(); ++slot) {
+          row[slot] = valid.empty() || valid[first + slot] != 0 ? all[first + slot] : 0.0F;
+          mass += static_cast<double>(row[slot]);
+        }
+        if (!(mass > 0.0))
+          continue;  // says nothing of the past, or never came
+        input.kernel.add(static_cast<float>(1.0 / mass), row.data(), row.size(), mean.data());
+        ++num_rows;
+      }
+      if (num_rows > 0)
+        input.kernel.scale(1.0F / static_cast<float>(num_rows), mean.size(), mean.data());
+    }
+  }
+
+ private:
+  [[nodiscard]] static std::size_t first_valid(const Lane& lane) noexcept {
+    std::size_t first = 0;
+    while (first < std::min(lane.valid.size(), lane.seq_len) && lane.valid[first] == 0)
+      ++first;
+    return first;
+  }
+  // Where the newest `window` valid slots begin.
+  [[nodiscard]] std::size_t window_start(const Lane& lane, std::size_t len) const noexcept {
+    std::size_t start = len;
+    for (std::size_t left = rows_.window(); start > 0 && left > 0;) {
+      --start;
+      left -= lane.valid.empty() || lane.valid[start] != 0 ? 1 : 0;
+    }
+    return start;
+  }
+
+  RecentRows rows_;
+};
+
+/// The newest `window` rows with a gain that grows with the length of the sequence, summed (AhaKV):
+/// a row's logits q.k are scaled by sqrt(2 ln(i / k) / d) in the place of 1 / sqrt(d), where i is
+/// the number of tokens up to its own and k the budget, so that its entropy does not grow with i;
+/// then the mean over the group. A row with i <= k says nothing: nothing had to go by then.
+///
+/// The gain is applied to the rows as they come: a' = a^g / sum a^g with g = sqrt(2 ln(i / k)),
+/// which is the same where attention scaled by 1 / sqrt(d) (and what had underflowed stays 0).
+class StepGainAttention {
+ public:
+  static constexpr Inputs kRequiredInputs = Inputs::kAttention;
+  static constexpr AttentionUse kAttentionUse = AttentionUse::kLastRow;
+
+  /// Throws InvalidArgument, naming `where`, for a window or a budget of 0.
+  StepGainAttention(std::string_view where, const CacheShape& shape, std::size_t window,
+                    std::size_t budget)
+      : budget_(budget),
+        rows_((detail::require(window > 0, where, "recent_window", window, "must be > 0"),
+               detail::require(budget > 0, where, "budget", budget, "must be > 0"),
+               RecentRows(shape, window))) {}
+
+  [[nodiscard]] auto state() noexcept { return std::tie(rows_); }
+
+  [[nodiscard]] std::size_t wanted_rows(const Sequence& sequence,
+                                        std::size_t /*layer*/) const noexcept {
+    return recent_rows_wanted(sequence, rows_.window());
+  }
+  std::size_t observe_rows(const GroupRows& rows, const Sequence& /*sequence*/,
+                           const kernels::KernelSet& kernel) {
+    std::size_t non_finite = 0;
+    for (std::size_t r = 0; r < rows.num_rows; ++r) {
+      const std::size_t position = rows.first_position + r;
+      const std::span<float> mean =
+          rows_.of(rows.layer, rows.kv_head, position).first(rows.visible(r));
+      std::fill(mean.begin(), mean.end(), 0.0F);
+      const double ratio = static_cast<double>(position + 1) / static_cast<double>(budget_);
+      if (!(ratio > 1.0))
+        continue;
+      const auto gain = static_cast<float>(std::sqrt(2.0 * std::log(ratio)));
+      sharpened_.resize(std::max(sharpened_.size(), mean.size()));
+      for (std::size_t h = 0; h < rows.group_size; ++h) {
+        non_finite += sharpen(gain, {rows.row(h, r), mean.size()}, kernel);
+        const double sum = kernel.sum(sharpened_.data(), mean.size());
+        if (sum > 0.0) {
+          kernel.add(static_cast<float>(1.0 / sum / static_cast<double>(rows.group_size)),
+                     sharpened_.data(), mean.size(), mean.data());
+        }
+      }
+    }
+    return non_finite;
+  }
+  void score(const ScoreInput& input, LaneScores& scores) const {
+    scores.start(0, scores.seq_len(), 1);
+    for (std::size_t head = 0; head < scores.num_heads(); ++head) {
+      const std::span<float> sum = scores.array(head);
+      std::fill(sum.begin(), sum.end(), 0.0F);
+      for (std::size_t i = 0; i < rows_.window(); ++i) {
+        input.kernel.add(1.0F, rows_.of_index(scores.layer(head), scores.kv_head(head), i).data(),
+                         sum.size(), sum.data());
+      }
+      scores.clear_invalid(head);
+    }
+  }
+
+ private:
+  // (a / max a)^gain; an entry that is not finite counts as 0. Returns how many there were.
+  std::size_t sharpen(float gain, std::span<const float> row, const kernels::KernelSet& kernel) {
+    const float largest = kernel.max_value(row.data(), row.size());
+    std::size_t non_finite = 0;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      const bool usable = std::isfinite(row[i]);
+      non_finite += usable ? 0 : 1;
+      sharpened_[i] = usable && row[i] > 0.0F ? std::pow(row[i] / largest, gain) : 0.0F;
+    }
+    return non_finite;
+  }
+
+  std::size_t budget_;
+  RecentRows rows_;
+  std::vector<float> sharpened_;
+};
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_SCORING_RECENT_ATTENTION_HPP_

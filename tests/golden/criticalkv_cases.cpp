@@ -1,0 +1,122 @@
+#include "golden/drivers.hpp"
+#include "golden/kvpress_ratios.hpp"
+#include "golden/window_prompt.hpp"
+#include "kvevict/core/lane.hpp"
+#include "kvevict/core/scratch.hpp"
+#include "kvevict/kernels/kernels.hpp"
+#include "kvevict/policies/criticalkv.hpp"
+#include "kvevict/scoring/critical_scores.hpp"
+#include "kvevict/scoring/output_projection.hpp"
+#include "kvevict/scoring/projected_norms.hpp"
+#include "support/golden.hpp"
+
+#include <cmath>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+// Cases of `text policy criticalkv`: kvpress, whose scores are means over the window's rows and
+// whose first stage counts the window.
+namespace kvevict_test {
+namespace {
+
+std::shared_ptr<const kvevict::OutputProjection> projection_of(const GoldenCase& golden,
+                                                               const kvevict::CacheShape& shape) {
+  auto projection = std::make_shared<kvevict::OutputProjection>(shape, golden.count("hidden_size"),
+                                                                std::nullopt, true);
+  projection->set_layer(0, golden.tensor("W_O").floats().data());
+  return projection;
+}
+
+/// |v W_O^h|_1 of the one layer, mean over each group.
+std::vector<float> projected_norms(const WindowPrompt& prompt,
+                                   const kvevict::OutputProjection& projection) {
+  const std::size_t group = prompt.shape.group_size();
+  std::vector<float> mean(prompt.shape.num_kv_heads * prompt.len);
+  std::vector<float> norms(prompt.len);
+  std::vector<float> gathered;
+  std::vector<float> widened;
+  std::vector<float> scratch;
+  const auto view = prompt.view(prompt.len);
+  for (std::size_t head = 0; head < prompt.shape.num_q_heads; ++head) {
+    kvevict::projected_l1_norms(view.lane(0, head / group).values, prompt.shape.head_dim, 0,
+                                prompt.len, projection.transposed(0, head),
+                                kvevict::kernels::best(), gathered, widened, scratch, norms);
+    for (std::size_t slot = 0; slot < prompt.len; ++slot)
+      mean[head / group * prompt.len + slot] += norms[slot] / static_cast<float>(group);
+  }
+  return mean;
+}
+
+}  // namespace
+
+void run_criticalkv(const GoldenCase& golden, GoldenReport& report) {
+  if (golden.text("base") != "snapkv")
+    throw std::runtime_error(golden.path() + ": unknown base");
+  const WindowPrompt prompt(golden, "window_size");
+  const auto projection = projection_of(golden, prompt.shape);
+  report.scores("projected_norm", golden.tensor("projected_norm").values,
+                projected_norms(prompt, *projection));
+  for (const WindowPrompt::Way& way : prompt.ways()) {
+    // kvpress takes the share of the budget before it is rounded: half an entry more than the share
+    // of whole entries gives the same number.
+    const auto make = [&](std::size_t budget, double first_stage) {
+      return kvevict::CriticalKV({.base = {.budget = budget,
+                                           .observation_window = prompt.window,
+                                           .pooling = {.kernel_size = golden.count("kernel_size")},
+                                           .pool_first = true},
+                                  .first_stage = first_stage,
+                                  .first_stage_counts_window = true,
+                                  .epsilon = golden.real("epsilon"),
+                                  .output_projection = projection},
+                                 prompt.shape);
+    };
+    auto whole = make(prompt.len, 1.0);
+    prompt.feed(whole, way);
+    std::vector<float> scores = prompt.scores(whole, 0);
+    for (float& score : scores)
+      score /= static_cast<float>(prompt.window);
+    compare_scores(golden, report, "base_scores", prompt.len, scores);
+    for (const std::string& ratio : ratios_of(golden)) {
+      const std::size_t budget = golden.count("n_kept." + ratio);
+      const std::size_t first = golden.count("n_stage1." + ratio);
+      auto policy = make(budget, (static_cast<double>(first) + 0.5) / static_cast<double>(budget));
+      prompt.feed(policy, way);
+      report.equal("keep." + ratio, golden.tensor("keep." + ratio).values, prompt.keep(policy));
+      // The first stage alone is the base with so much less of a budget.
+      auto base = make(first, 1.0);
+      prompt.feed(base, way);
+      report.equal("stage1." + ratio, golden.tensor("stage1." + ratio).values, prompt.keep(base));
+
+      // The second scores, where the first stage left any.
+      const auto view = prompt.view(prompt.len);
+      const kvevict::ViewRef ref(view);
+      kvevict::Scratch scratch;
+      std::vector<float> second = prompt.scores(whole, 0);
+      const kvevict::CriticalScores critical{
+          .epsilon =
+              static_cast<float>(golden.real("epsilon") * static_cast<double>(prompt.window)),
+          .projection = projection};
+      for (std::size_t head = 0; head < prompt.shape.num_kv_heads; ++head) {
+        critical.rescore({ref, whole.sequence(), kvevict::kernels::best(), scratch},
+                         {head, std::span(second).subspan(head * prompt.len, prompt.len), {}, {}});
+      }
+      std::vector<double> expected;
+      std::vector<double> actual;
+      for (std::size_t i = 0; i < second.size(); ++i) {
+        const double score = golden.tensor("scores." + ratio).values[i];
+        if (!std::isfinite(score))
+          continue;
+        expected.push_back(score);
+        actual.push_back(static_cast<double>(second[i]) / static_cast<double>(prompt.window));
+      }
+      report.scores("scores." + ratio, expected, actual);
+    }
+  }
+}
+
+}  // namespace kvevict_test

@@ -1,0 +1,205 @@
+#include "kvevict/policies/criticalkv.hpp"
+
+#include "kvevict/policies/key_geometry.hpp"
+#include "policies/row_session.hpp"
+#include "support/errors.hpp"
+#include "support/random.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace kvevict_test {
+namespace {
+
+using kvevict::CacheShape;
+using kvevict::CriticalKV;
+using kvevict::ElementType;
+using kvevict::OutputProjection;
+using kvevict::Position;
+using Positions = std::vector<Position>;
+
+constexpr CacheShape kOneHead{.num_layers = 1, .num_q_heads = 1, .num_kv_heads = 1, .head_dim = 1};
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+/// W_O of one layer and one channel per head: 1.
+std::shared_ptr<const OutputProjection> identity() {
+  auto projection = std::make_shared<OutputProjection>(kOneHead, 1, std::nullopt, true);
+  const float one = 1;
+  projection->set_layer(0, &one);
+  return projection;
+}
+CriticalKV::Options options_of(std::size_t budget, double first_stage) {
+  return {.base = {.budget = budget, .observation_window = 1, .pooling = {.kernel_size = 1}},
+          .first_stage = first_stage,
+          .epsilon = 0,
+          .output_projection = identity()};
+}
+/// Five tokens of size 1, 1, 1, 4, 5 and the one whose row this is.
+RowSession<CriticalKV> session_of(const CriticalKV::Options& options) {
+  RowSession<CriticalKV> session(options, kOneHead);
+  session.policy.begin(6);
+  session.append(6);
+  const std::vector<float> values = {1, -1, 1, -4, 5, 1};
+  for (std::size_t slot = 0; slot < 6; ++slot)
+    *session.cache.value(0, 0, slot) = values[slot];
+  session.rows(0, {{{.35F, .30F, .15F, .10F, .10F, 0}}});
+  session.policy.end_prefill(session.cache.view());
+  return session;
+}
+Positions kept(const CriticalKV::Options& options) {
+  auto session = session_of(options);
+  session.cut();
+  return session.kept();
+}
+
+// Products .35, .30, .15, .40, .50, two entries beside the window: the plain product takes 3 and 4,
+// two stages take the best score and the best product of the others, one stage the best scores.
+TEST(CriticalKV, TheFirstStageIsTheBasePolicy) {
+  EXPECT_EQ(kept(options_of(3, 0.0)), (Positions{3, 4, 5}));
+  EXPECT_EQ(kept(options_of(3, 0.5)), (Positions{0, 4, 5}));
+  EXPECT_EQ(kept(options_of(3, 1.0)), (Positions{0, 1, 5}));
+}
+
+// The share is of three entries: 1.5 without the window, which would be two of four with it, one of
+// them the window itself.
+TEST(CriticalKV, TheFirstStageMayCountTheWindow) {
+  CriticalKV::Options options = options_of(4, 0.5);
+  EXPECT_EQ(kept(options), (Positions{0, 3, 4, 5}));
+  options.first_stage = 0.75;  // 2 of 3
+  EXPECT_EQ(kept(options), (Positions{0, 1, 4, 5}));
+  options.first_stage = 0.5;  // 2 of 4: the window and one more
+  options.first_stage_counts_window = true;
+  EXPECT_EQ(kept(options), (Positions{0, 3, 4, 5}));
+  options.first_stage = 0.25;  // the window alone
+  EXPECT_EQ(kept(options), (Positions{0, 3, 4, 5}));
+  options.first_stage = 1;
+  EXPECT_EQ(kept(options), (Positions{0, 1, 2, 5}));
+}
+
+// With one channel both norms are |v w|.
+TEST(CriticalKV, BothNormsAreSizes) {
+  CriticalKV::Options options = options_of(3, 0.5);
+  options.l2_norm = true;
+  EXPECT_EQ(kept(options), (Positions{0, 4, 5}));
+}
+
+// A large epsilon leaves the second stage to the values: 4 and then 3.
+TEST(CriticalKV, EpsilonLetsValuesDecide) {
+  CriticalKV::Options options = options_of(3, 0.0);
+  options.epsilon = 100;
+  EXPECT_EQ(kept(options), (Positions{3, 4, 5}));
+}
+
+// R9: what lies in padding is not looked at, and R4: a value of NaN goes first.
+TEST(CriticalKV, PaddingAndNaN) {
+  auto session = session_of(options_of(3, 0.5));
+  session.cache.valid() = {1, 1, 1, 1, 0, 1};
+  *session.cache.value(0, 0, 4) = kNaN;
+  session.cut();
+  EXPECT_EQ(session.kept(), (Positions{0, 3, 5}));
+  auto nan = session_of(options_of(4, 0.5));
+  *nan.cache.value(0, 0, 4) = kNaN;
+  nan.cut();
+  EXPECT_EQ(nan.kept(), (Positions{0, 1, 3, 5}));
+}
+
+TEST(CriticalKV, KeepsAllUpToTheBudgetAndThatManyBeyond) {
+  for (const std::size_t budget : {1U, 2U, 5U, 6U, 7U})
+    EXPECT_EQ(kept(options_of(budget, 0.5)).size(), std::min<std::size_t>(budget, 6));
+}
+
+// Any recipe can be the base.
+TEST(CriticalKV, WrapsPoliciesOfOtherKinds) {
+  using CriticalKnorm =
+      kvevict::Policy<kvevict::Composed<kvevict::CriticalKVRecipe<kvevict::KnormRecipe>>>;
+  RowSession<CriticalKnorm> session({.base = {.budget = 2}, .output_projection = identity()},
+                                    kOneHead);
+  session.append(4);
+  const std::vector<float> keys = {2, 3, 1, 4};
+  for (std::size_t slot = 0; slot < 4; ++slot) {
+    *session.cache.key(0, 0, slot) = keys[slot];
+    *session.cache.value(0, 0, slot) = 1;
+  }
+  // -|k|: the best score is 2's; then the best of the others.
+  session.cut();
+  EXPECT_EQ(session.kept(), (Positions{0, 2}));
+}
+
+TEST(CriticalKV, RefusesWhatItCannotUse) {
+  CriticalKV::Options options = options_of(3, 1.5);
+  EXPECT_TRUE(
+      refuses([&] { CriticalKV(options, kOneHead); }, {"CriticalKV", "first_stage", "1.5"}));
+  options = options_of(3, 0.5);
+  options.epsilon = -1;
+  EXPECT_TRUE(refuses([&] { CriticalKV(options, kOneHead); }, {"CriticalKV", "epsilon", "-1"}));
+  options = options_of(3, 0.5);
+  options.output_projection = nullptr;
+  EXPECT_TRUE(refuses([&] { CriticalKV(options, kOneHead); }, {"CriticalKV", "output_projection"}));
+  auto factors_only = std::make_shared<OutputProjection>(kOneHead, 1);
+  const float one = 1;
+  factors_only->set_layer(0, &one);
+  options.output_projection = factors_only;
+  EXPECT_TRUE(refuses([&] { CriticalKV(options, kOneHead); }, {"CriticalKV", "keep_weight"}));
+  options.l2_norm = true;
+  CriticalKV(options, kOneHead);
+}
+
+// |v W|_1 against the plain sum, for element types, row strides and blocks of values.
+TEST(ProjectedL1Norms, AreSumsOfAbsoluteProducts) {
+  constexpr CacheShape kShape{.num_layers = 1, .num_q_heads = 2, .num_kv_heads = 1, .head_dim = 5};
+  constexpr std::size_t kHidden = 37;
+  constexpr std::size_t kNumValues = 35;
+  constexpr std::size_t kStride = kHidden + 3;
+  Random random(3);
+  std::vector<float> weight(kShape.num_q_heads * kShape.head_dim * kStride);
+  for (float& x : weight)
+    x = random.eighths();
+  std::vector<std::uint16_t> bf16(weight.size());  // eighths are exact in it
+  for (std::size_t i = 0; i < weight.size(); ++i) {
+    bf16[i] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(weight[i]) >> 16U);
+  }
+  WindowCache cache(kShape, kNumValues);
+  cache.append(kNumValues);
+  cache.fill(random);
+  for (const bool narrow : {false, true}) {
+    OutputProjection projection(kShape, kHidden, std::nullopt, true);
+    if (narrow) {
+      projection.set_layer(0, bf16.data(), ElementType::kBF16, kStride * 2);
+    } else {
+      projection.set_layer(0, weight.data(), ElementType::kF32, kStride * 4);
+    }
+    std::vector<float> gathered;
+    std::vector<float> widened;
+    std::vector<float> scratch;
+    for (std::size_t head = 0; head < kShape.num_q_heads; ++head) {
+      std::vector<float> norms(kNumValues - 2);
+      kvevict::projected_l1_norms(cache.view().lane(0, 0).values, kShape.head_dim, 2, kNumValues,
+                                  projection.transposed(0, head), kvevict::kernels::best(),
+                                  gathered, widened, scratch, norms);
+      for (std::size_t i = 0; i < norms.size(); ++i) {
+        double expected = 0;
+        for (std::size_t j = 0; j < kHidden; ++j) {
+          double product = 0;
+          for (std::size_t c = 0; c < kShape.head_dim; ++c) {
+            product += static_cast<double>(cache.value(0, 0, i + 2)[c]) *
+                       static_cast<double>(weight[(head * kShape.head_dim + c) * kStride + j]);
+          }
+          expected += std::abs(product);
+        }
+        EXPECT_NEAR(norms[i], expected, 1e-5 * expected) << i;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvevict_test

@@ -1,0 +1,130 @@
+#include "kvevict/policies/value_weighted.hpp"
+
+#include "policies/row_session.hpp"
+#include "support/errors.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+namespace kvevict_test {
+namespace {
+
+using kvevict::CacheShape;
+using kvevict::LongFlow;
+using kvevict::Position;
+using kvevict::VATP;
+using Positions = std::vector<Position>;
+
+constexpr CacheShape kOneHead{.num_layers = 1, .num_q_heads = 1, .num_kv_heads = 1, .head_dim = 2};
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+/// A prompt of three tokens with values (.1, .1), (2, -2), (1, 0).
+template <class P>
+RowSession<P> session_of(const typename P::Options& options, const HeadRows& rows,
+                         const CacheShape& shape = kOneHead) {
+  RowSession<P> session(options, shape);
+  session.policy.begin(3);
+  session.append(3);
+  const std::vector<float> values = {.1F, .1F, 2, -2, 1, 0};
+  for (std::size_t head = 0; head < shape.num_kv_heads; ++head) {
+    for (std::size_t slot = 0; slot < 3; ++slot)
+      std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(2 * slot), 2,
+                  session.cache.value(0, head, slot));
+  }
+  session.rows(0, rows);
+  session.policy.end_prefill(session.cache.view());
+  return session;
+}
+
+void expect_near(const std::vector<float>& actual, const std::vector<float>& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (std::size_t i = 0; i < actual.size(); ++i)
+    EXPECT_NEAR(actual[i], expected[i], 1e-6) << i;
+}
+
+// p = (.7, .2, .1), mean |v| = (.1, 2, .5): the newest token goes, since nothing protects it.
+TEST(LongFlow, ScoresTheMeanContribution) {
+  auto session = session_of<LongFlow>({.budget = 2}, {{{.7F, .2F, .1F}}});
+  expect_near(scores_of(session.policy, session.cache), {.07F, .4F, .05F});
+  ASSERT_TRUE(session.cut());
+  EXPECT_EQ(session.kept(), (Positions{0, 1}));
+}
+
+TEST(LongFlow, ARecentWindowIsAnOption) {
+  auto session = session_of<LongFlow>({.budget = 2, .recent_window = 1}, {{{.7F, .2F, .1F}}});
+  session.cut();
+  EXPECT_EQ(session.kept(), (Positions{1, 2}));
+}
+
+// All query heads of the layer: p = (.7, .2, .1) and (.1, .2, .7) over two KV heads of equal
+// values.
+TEST(LongFlow, HeadsOfALayerShareOneSet) {
+  constexpr CacheShape kTwo{.num_layers = 1, .num_q_heads = 2, .num_kv_heads = 2, .head_dim = 2};
+  auto session = session_of<LongFlow>({.budget = 2}, {{{.7F, .2F, .1F}}, {{.1F, .2F, .7F}}}, kTwo);
+  expect_near(scores_of(session.policy, session.cache), {.04F, .4F, .2F});
+}
+
+// Values of equal size leave TOVA's choice.
+TEST(LongFlow, OneTokenGoesInAStep) {
+  RowSession<LongFlow> session({.budget = 3}, kOneHead);
+  session.prompt(3);
+  for (std::size_t slot = 0; slot < 4; ++slot)
+    session.cache.value(0, 0, slot)[0] = 1;
+  session.step({{{{.3F, .1F, .4F, .2F}}}});
+  ASSERT_TRUE(session.cut());
+  EXPECT_EQ(session.kept(), (Positions{0, 2, 3}));
+  EXPECT_FALSE(session.cut());
+}
+
+// R4: all rows and values that are not numbers.
+TEST(LongFlow, AValueOfNaNGoesFirst) {
+  auto session = session_of<LongFlow>({.budget = 2}, {{{.7F, .2F, .1F}}});
+  session.cache.value(0, 0, 1)[1] = kNaN;
+  session.cut();
+  EXPECT_EQ(session.kept(), (Positions{0, 2}));
+  EXPECT_EQ(session.policy.counters().non_finite, 1U);
+}
+
+// (.7, .2, .1) times |v|_1 = (.2, 4, 1).
+TEST(VATP, WeighsSumsByTheL1NormOfValues) {
+  auto session = session_of<VATP>({.heavy = 2, .recent = 0, .num_sink_tokens = 0},
+                                  {{{0}, {0, 0}, {.7F, .2F, .1F}}});
+  expect_near(scores_of(session.policy, session.cache), {.14F, .8F, .1F});
+  session.cut();
+  EXPECT_EQ(session.kept(), (Positions{0, 1}));
+}
+
+// Small values would lose the first token; it is a sink.
+TEST(VATP, TheFirstTokensStay) {
+  const HeadRows rows = {{{0}, {0, 0}, {.7F, .2F, .4F}}};
+  auto without = session_of<VATP>({.heavy = 2, .recent = 0, .num_sink_tokens = 0}, rows);
+  without.cut();
+  EXPECT_EQ(without.kept(), (Positions{1, 2}));
+  auto session = session_of<VATP>({.heavy = 2, .recent = 0, .num_sink_tokens = 1}, rows);
+  session.cut();
+  EXPECT_EQ(session.kept(), (Positions{0, 1}));
+}
+
+// R9: what lies in padding is not looked at.
+TEST(VATP, PaddingIsNoToken) {
+  auto session = session_of<VATP>({.heavy = 1, .recent = 0, .num_sink_tokens = 0},
+                                  {{{0}, {0, 0}, {.7F, .2F, .1F}}});
+  session.cache.valid() = {0, 1, 1};
+  session.cache.value(0, 0, 0)[0] = kNaN;
+  expect_near(scores_of(session.policy, session.cache), {0, .8F, .1F});
+  session.cut();
+  EXPECT_EQ(session.kept(), (Positions{1}));
+}
+
+TEST(VATP, RefusalsNameThePolicy) {
+  EXPECT_TRUE(refuses([] { VATP({.heavy = kvevict::Budget::total(8)}, kOneHead); },
+                      {"VATP", "heavy", "8"}));
+}
+
+}  // namespace
+}  // namespace kvevict_test
