@@ -18,6 +18,7 @@ void run_inertiakv_budget(const GoldenCase& golden, GoldenReport& report);
 void run_keydiff(const GoldenCase& golden, GoldenReport& report);
 void run_knorm(const GoldenCase& golden, GoldenReport& report);
 void run_laprox(const GoldenCase& golden, GoldenReport& report);
+void run_observed_attention(const GoldenCase& golden, GoldenReport& report);
 void run_selection_global(const GoldenCase& golden, GoldenReport& report);
 void run_selection_topk(const GoldenCase& golden, GoldenReport& report);
 void run_snapkv(const GoldenCase& golden, GoldenReport& report);

@@ -31,6 +31,7 @@ const std::map<std::string, GoldenDriver>& drivers() {
       {"keydiff", run_keydiff},
       {"knorm", run_knorm},
       {"laprox", run_laprox},
+      {"observed_attention", run_observed_attention},
       {"selection_global", run_selection_global},
       {"selection_topk", run_selection_topk},
       {"snapkv", run_snapkv},
