@@ -10,11 +10,14 @@ namespace kvevict_test {
 // One driver for each `text policy`: runs the library over a case and reports what it compared. A
 // driver throws for an option that it does not know.
 
+void run_block(const GoldenCase& golden, GoldenReport& report);
+void run_chunk(const GoldenCase& golden, GoldenReport& report);
 void run_ema(const GoldenCase& golden, GoldenReport& report);
 void run_epikv(const GoldenCase& golden, GoldenReport& report);
 void run_h2o(const GoldenCase& golden, GoldenReport& report);
 void run_inertiakv(const GoldenCase& golden, GoldenReport& report);
 void run_inertiakv_budget(const GoldenCase& golden, GoldenReport& report);
+void run_key_rerotation(const GoldenCase& golden, GoldenReport& report);
 void run_keydiff(const GoldenCase& golden, GoldenReport& report);
 void run_knorm(const GoldenCase& golden, GoldenReport& report);
 void run_laprox(const GoldenCase& golden, GoldenReport& report);

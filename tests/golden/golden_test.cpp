@@ -23,11 +23,14 @@ namespace {
 /// Who runs a case, by its `text policy`.
 const std::map<std::string, GoldenDriver>& drivers() {
   static const std::map<std::string, GoldenDriver> map = {
+      {"block", run_block},
+      {"chunk", run_chunk},
       {"ema", run_ema},
       {"epikv", run_epikv},
       {"h2o", run_h2o},
       {"inertiakv", run_inertiakv},
       {"inertiakv_budget", run_inertiakv_budget},
+      {"key_rerotation", run_key_rerotation},
       {"keydiff", run_keydiff},
       {"knorm", run_knorm},
       {"laprox", run_laprox},
