@@ -12,6 +12,7 @@ namespace kvevict_test {
 
 void run_block(const GoldenCase& golden, GoldenReport& report);
 void run_chunk(const GoldenCase& golden, GoldenReport& report);
+void run_chunkkv(const GoldenCase& golden, GoldenReport& report);
 void run_ema(const GoldenCase& golden, GoldenReport& report);
 void run_epikv(const GoldenCase& golden, GoldenReport& report);
 void run_h2o(const GoldenCase& golden, GoldenReport& report);
@@ -20,6 +21,7 @@ void run_inertiakv_budget(const GoldenCase& golden, GoldenReport& report);
 void run_key_rerotation(const GoldenCase& golden, GoldenReport& report);
 void run_keydiff(const GoldenCase& golden, GoldenReport& report);
 void run_knorm(const GoldenCase& golden, GoldenReport& report);
+void run_lagkv(const GoldenCase& golden, GoldenReport& report);
 void run_laprox(const GoldenCase& golden, GoldenReport& report);
 void run_observed_attention(const GoldenCase& golden, GoldenReport& report);
 void run_selection_global(const GoldenCase& golden, GoldenReport& report);

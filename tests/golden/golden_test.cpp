@@ -25,6 +25,7 @@ const std::map<std::string, GoldenDriver>& drivers() {
   static const std::map<std::string, GoldenDriver> map = {
       {"block", run_block},
       {"chunk", run_chunk},
+      {"chunkkv", run_chunkkv},
       {"ema", run_ema},
       {"epikv", run_epikv},
       {"h2o", run_h2o},
@@ -33,6 +34,7 @@ const std::map<std::string, GoldenDriver>& drivers() {
       {"key_rerotation", run_key_rerotation},
       {"keydiff", run_keydiff},
       {"knorm", run_knorm},
+      {"lagkv", run_lagkv},
       {"laprox", run_laprox},
       {"observed_attention", run_observed_attention},
       {"selection_global", run_selection_global},

@@ -28,7 +28,9 @@ KVEVICT_NAMESPACE_BEGIN
 /// Optional: check(options, shape), which throws; allocation(options), who gets how much where that
 /// is more than options.budget for each lane, or allocator(options, shape) where it changes from
 /// step to step (Allocator); selector(options), a selection of
-/// its own (Selector); protection(options) where the allocator does not say it.
+/// its own (Selector); protection(options) where the allocator does not say it;
+/// scored_layer(options, layer), the layer whose scores `layer` takes, itself or one before it:
+/// only such layers are observed.
 template <class R>
 concept Recipe = requires(const typename R::Options& options, const CacheShape& shape) {
   { R::kName } -> std::convertible_to<std::string_view>;
@@ -185,7 +187,7 @@ class Composed {
   }
   [[nodiscard]] std::size_t wanted_rows(const Sequence& sequence, std::size_t layer) const
       requires(kAttentionUse != AttentionUse::kNone) {
-    return pipeline_.signal().wanted_rows(sequence, layer);
+    return scored_layer(layer) == layer ? pipeline_.signal().wanted_rows(sequence, layer) : 0;
   }
   std::size_t observe_rows(const GroupRows& rows, const Sequence& sequence,
                            const kernels::KernelSet& kernel) requires(kAttentionUse !=
@@ -198,7 +200,12 @@ class Composed {
   { return pipeline_.signal().observe_cache(input); }
 
   void score(const ScoreInput& input, std::size_t lane, std::span<float> out) const {
-    pipeline_.score(input, lane, out);
+    const CacheShape& shape = input.sequence.shape();
+    const std::size_t layer = shape.first_layer(scope(), lane);
+    // The lanes of a layer lie side by side.
+    const std::size_t lanes_before =
+        (layer - scored_layer(layer)) * shape.num_lanes(scope()) / shape.num_layers;
+    pipeline_.score(input, lane - lanes_before, out);
   }
   void normalise(std::span<ScoredLane> lanes, const ScoreInput& input) const {
     pipeline_.normalise(lanes, input);
@@ -217,6 +224,14 @@ class Composed {
   static void check(const Options& options, const CacheShape& shape) {
     if constexpr (requires { R::check(options, shape); })
       R::check(options, shape);
+  }
+
+  [[nodiscard]] std::size_t scored_layer(std::size_t layer) const noexcept {
+    if constexpr (requires { R::scored_layer(options_, layer); }) {
+      return R::scored_layer(options_, layer);
+    } else {
+      return layer;
+    }
   }
 
   Options options_;
