@@ -13,6 +13,7 @@ namespace kvevict_test {
 void run_block(const GoldenCase& golden, GoldenReport& report);
 void run_chunk(const GoldenCase& golden, GoldenReport& report);
 void run_chunkkv(const GoldenCase& golden, GoldenReport& report);
+void run_cur(const GoldenCase& golden, GoldenReport& report);
 void run_ema(const GoldenCase& golden, GoldenReport& report);
 void run_epikv(const GoldenCase& golden, GoldenReport& report);
 void run_h2o(const GoldenCase& golden, GoldenReport& report);
@@ -24,6 +25,7 @@ void run_knorm(const GoldenCase& golden, GoldenReport& report);
 void run_lagkv(const GoldenCase& golden, GoldenReport& report);
 void run_laprox(const GoldenCase& golden, GoldenReport& report);
 void run_observed_attention(const GoldenCase& golden, GoldenReport& report);
+void run_qfilter(const GoldenCase& golden, GoldenReport& report);
 void run_selection_global(const GoldenCase& golden, GoldenReport& report);
 void run_selection_topk(const GoldenCase& golden, GoldenReport& report);
 void run_snapkv(const GoldenCase& golden, GoldenReport& report);

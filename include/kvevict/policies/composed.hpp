@@ -92,23 +92,26 @@ struct CacheScoreOptions {
   bool only_at_prefill_end = false;  ///< cut each prompt once and keep what is decoded
 };
 
-/// The recipe of such a policy, but for its pipeline.
+/// The recipe of such a policy, but for its pipeline. Its options may have more fields than these.
 struct CutsByCacheScore {
   using Options = CacheScoreOptions;
 
-  [[nodiscard]] static MaskScope scope(const Options& /*options*/) noexcept {
+  template <class O>
+  [[nodiscard]] static MaskScope scope(const O& /*options*/) noexcept {
     return MaskScope::kHead;
   }
-  [[nodiscard]] static Trigger trigger(const Options& options) noexcept {
+  template <class O>
+  [[nodiscard]] static Trigger trigger(const O& options) noexcept {
     return options.only_at_prefill_end ? Trigger::kPrefillEnd : Trigger::kEveryStep;
   }
-  [[nodiscard]] static Protection protection(const Options& options) noexcept {
+  template <class O>
+  [[nodiscard]] static Protection protection(const O& options) noexcept {
     return {.num_sink_tokens = options.num_sink_tokens,
             .recent_window = options.recent_window,
             .after_prompt = options.only_at_prefill_end};
   }
-  template <class Visit>
-  static void visit_options(Options& options, Visit&& visit) {
+  template <class O, class Visit>
+  static void visit_options(O& options, Visit&& visit) {
     visit("budget", options.budget);
     visit("num_sink_tokens", options.num_sink_tokens);
     visit("recent_window", options.recent_window);

@@ -9,6 +9,7 @@
 #include "kvevict/scoring/channel_ranges.hpp"
 #include "kvevict/scoring/kv_part.hpp"
 #include "kvevict/scoring/row_blocks.hpp"
+#include "kvevict/scoring/token_blocks.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -71,12 +72,7 @@ class LagDeviation {
   }
   /// One past the last slot of the chunk that starts at `first`.
   [[nodiscard]] std::size_t chunk_end(std::size_t first) const noexcept {
-    if (valid_.empty())
-      return std::min(seq_len_, first + chunk_len_);
-    std::size_t tokens = 0;
-    while (first < seq_len_ && tokens < chunk_len_)
-      tokens += is_valid(first++) ? 1 : 0;
-    return first;
+    return end_of_tokens(valid_, first, seq_len_, chunk_len_);
   }
 
   /// Mean over layers of the valid rows of [first, last): [tokens, dim].
