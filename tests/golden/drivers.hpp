@@ -16,6 +16,7 @@ void run_chunkkv(const GoldenCase& golden, GoldenReport& report);
 void run_cur(const GoldenCase& golden, GoldenReport& report);
 void run_ema(const GoldenCase& golden, GoldenReport& report);
 void run_epikv(const GoldenCase& golden, GoldenReport& report);
+void run_finch(const GoldenCase& golden, GoldenReport& report);
 void run_h2o(const GoldenCase& golden, GoldenReport& report);
 void run_inertiakv(const GoldenCase& golden, GoldenReport& report);
 void run_inertiakv_budget(const GoldenCase& golden, GoldenReport& report);

@@ -29,6 +29,7 @@ const std::map<std::string, GoldenDriver>& drivers() {
       {"cur", run_cur},
       {"ema", run_ema},
       {"epikv", run_epikv},
+      {"finch", run_finch},
       {"h2o", run_h2o},
       {"inertiakv", run_inertiakv},
       {"inertiakv_budget", run_inertiakv_budget},
