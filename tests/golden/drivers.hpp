@@ -11,11 +11,13 @@ namespace kvevict_test {
 // driver throws for an option that it does not know.
 
 void run_block(const GoldenCase& golden, GoldenReport& report);
+void run_capkv(const GoldenCase& golden, GoldenReport& report);
 void run_chunk(const GoldenCase& golden, GoldenReport& report);
 void run_chunkkv(const GoldenCase& golden, GoldenReport& report);
 void run_cur(const GoldenCase& golden, GoldenReport& report);
 void run_ema(const GoldenCase& golden, GoldenReport& report);
 void run_epikv(const GoldenCase& golden, GoldenReport& report);
+void run_expected_attention(const GoldenCase& golden, GoldenReport& report);
 void run_finch(const GoldenCase& golden, GoldenReport& report);
 void run_h2o(const GoldenCase& golden, GoldenReport& report);
 void run_inertiakv(const GoldenCase& golden, GoldenReport& report);

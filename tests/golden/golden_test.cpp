@@ -24,11 +24,13 @@ namespace {
 const std::map<std::string, GoldenDriver>& drivers() {
   static const std::map<std::string, GoldenDriver> map = {
       {"block", run_block},
+      {"capkv", run_capkv},
       {"chunk", run_chunk},
       {"chunkkv", run_chunkkv},
       {"cur", run_cur},
       {"ema", run_ema},
       {"epikv", run_epikv},
+      {"expected_attention", run_expected_attention},
       {"finch", run_finch},
       {"h2o", run_h2o},
       {"inertiakv", run_inertiakv},

@@ -126,6 +126,8 @@ struct WindowPrompt {
         }
         if constexpr (P::kAttentionUse == kvevict::AttentionUse::kNone) {
           continue;
+        } else if constexpr (P::kAttentionUse == kvevict::AttentionUse::kQueries) {
+          policy.observe_queries(layer, query_rows(layer, first, rows), view(done));
         } else if (way.rows) {
           policy.observe_attention(layer, attention_rows(layer, first, rows));
         } else {

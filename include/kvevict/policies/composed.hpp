@@ -3,10 +3,12 @@
 
 #include "kvevict/allocation/allocation.hpp"
 #include "kvevict/config.hpp"
+#include "kvevict/core/lane.hpp"
 #include "kvevict/core/protection.hpp"
 #include "kvevict/core/scored_lane.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/core/step_inputs.hpp"
 #include "kvevict/core/types.hpp"
 #include "kvevict/policies/policy.hpp"
 #include "kvevict/scoring/attention_rows.hpp"
@@ -194,8 +196,15 @@ class Composed {
   }
   std::size_t observe_rows(const GroupRows& rows, const Sequence& sequence,
                            const kernels::KernelSet& kernel) requires(kAttentionUse !=
-                                                                      AttentionUse::kNone) {
+                                                                          AttentionUse::kNone &&
+                                                                      kAttentionUse !=
+                                                                          AttentionUse::kQueries) {
     return pipeline_.signal().observe_rows(rows, sequence, kernel);
+  }
+  std::size_t observe_query_rows(
+      std::size_t layer, const QueryRows& rows, const Sequence& sequence, const ViewRef& view,
+      const kernels::KernelSet& kernel) requires(kAttentionUse == AttentionUse::kQueries) {
+    return pipeline_.signal().observe_query_rows(layer, rows, sequence, view, kernel);
   }
   std::size_t observe_cache(const ScoreInput& input) requires requires(Signal& signal) {
     signal.observe_cache(input);
