@@ -13,33 +13,38 @@
 #include "kvevict/kernels/kernels.hpp"
 #include "kvevict/option_text.hpp"
 #include "kvevict/policies/adakv.hpp"
-#include "kvevict/policies/cake.hpp"
 #include "kvevict/policies/ahakv.hpp"
+#include "kvevict/policies/cake.hpp"
 #include "kvevict/policies/caote.hpp"
+#include "kvevict/policies/chunkkv.hpp"
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/criticalkv.hpp"
+#include "kvevict/policies/curdkv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
 #include "kvevict/policies/epikv_key_value.hpp"
 #include "kvevict/policies/epikv_lag.hpp"
 #include "kvevict/policies/epikv_segments.hpp"
+#include "kvevict/policies/expected_attention.hpp"
+#include "kvevict/policies/finch.hpp"
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/key_geometry.hpp"
+#include "kvevict/policies/lagkv.hpp"
 #include "kvevict/policies/laprox.hpp"
 #include "kvevict/policies/lazy_lanes.hpp"
 #include "kvevict/policies/offline_budgets.hpp"
 #include "kvevict/policies/pyramidkv.hpp"
-#include "kvevict/policies/rocketkv.hpp"
-#include "kvevict/policies/snapkv.hpp"
-#include "kvevict/policies/streaming_llm.hpp"
-#include "kvevict/policies/tova.hpp"
+#include "kvevict/policies/qfilters.hpp"
 #include "kvevict/policies/raas.hpp"
 #include "kvevict/policies/rkv.hpp"
+#include "kvevict/policies/rocketkv.hpp"
 #include "kvevict/policies/scissorhands.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
+#include "kvevict/policies/tova.hpp"
 #include "kvevict/policies/value_weighted.hpp"
+#include "kvevict/policies/window_voting.hpp"
 #include "kvevict/scoring/output_projection.hpp"
 
 #include <concepts>
@@ -220,38 +225,61 @@ struct PolicyList {};
 
 /// Every policy that can be made by name. A new one is a line here.
 // clang-format off
-using NamedPolicies =
+using NamedPolicies = PolicyList<
     // clang-format off
-    PolicyList<FullKV, RandomEviction, StreamingLLM, H2O, SnapKV, LaProx, InertiaKV,
-               InertiaKVValueNorm, EpiKV, EpiKVRaw, EpiKVBands, EpiKVKey, EpiKVValue, EpiKVLag,
-               EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg, TOVA, Knorm, KeyDiff>;
-               EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg,
-               AdaKV,
-               AdaKVKeyDiff,
-               AdaKVKnorm,
-               CAKE,
-               DuoAttention,
-               EvolKV,
-               HeadKV,
-               LUKVKnorm,
-               PerLayerKnorm,
-               PyramidKV,
-               RocketKV,
-               SimLayerKV>;
+    FullKV,
+    RandomEviction,
+    StreamingLLM,
+    H2O,
+    SnapKV,
+    LaProx,
+    InertiaKV,
+    InertiaKVValueNorm,
+    EpiKV,
+    EpiKVRaw,
+    EpiKVBands,
+    EpiKVKey,
+    EpiKVValue,
+    EpiKVLag,
+    EpiKVLagKey,
+    EpiKVAttention,
+    EpiKVSegmentHS,
+    EpiKVSeg,
+    AdaKV,
+    AdaKVKeyDiff,
+    AdaKVKnorm,
+    AhaKV,
+    CAKE,
+    CapKV,
+    ChunkKV,
+    CriticalKV,
+    CurDKV,
+    DuoAttention,
+    EvolKV,
+    ExpectedAttention,
+    Finch,
+    H2OCAOTE,
+    H2OFastCAOTE,
+    HeadKV,
+    KeyDiff,
+    Knorm,
+    LagKV,
+    LagKVBudget,
+    LongFlow,
+    LUKVKnorm,
+    PerLayerKnorm,
+    PyramidKV,
+    QFilters,
+    RaaS,
+    RKV,
+    RocketKV,
+    ScissorHands,
+    SimLayerKV,
+    TOVA,
+    TOVACAOTE,
+    TOVAFastCAOTE,
+    VATP>;
 // clang-format on
-               EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg,
-               CriticalKV,
-               TOVACAOTE,
-               TOVAFastCAOTE,
-               H2OCAOTE,
-               H2OFastCAOTE,
-               LongFlow,
-               VATP,
-               RKV,
-               AhaKV,
-               ScissorHands,
-               RaaS>;
-    // clang-format on
 
 /// What make_policy has to know of the model and of the engine.
 struct ModelInfo {

@@ -3,10 +3,12 @@
 
 #include "kvevict/allocation/allocation.hpp"
 #include "kvevict/config.hpp"
+#include "kvevict/core/lane.hpp"
 #include "kvevict/core/protection.hpp"
 #include "kvevict/core/scored_lane.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/core/step_inputs.hpp"
 #include "kvevict/core/types.hpp"
 #include "kvevict/policies/policy.hpp"
 #include "kvevict/scoring/attention_rows.hpp"
@@ -30,7 +32,9 @@ KVEVICT_NAMESPACE_BEGIN
 /// Optional: check(options, shape), which throws; allocation(options), who gets how much where that
 /// is more than options.budget for each lane, or allocator(options, shape) where it changes from
 /// step to step (Allocator); selector(options), a selection of
-/// its own (Selector); protection(options) where the allocator does not say it.
+/// its own (Selector); protection(options) where the allocator does not say it;
+/// scored_layer(options, layer), the layer whose scores `layer` takes, itself or one before it:
+/// only such layers are observed.
 template <class R>
 concept Recipe = requires(const typename R::Options& options, const CacheShape& shape) {
   { R::kName } -> std::convertible_to<std::string_view>;
@@ -112,23 +116,26 @@ struct CacheScoreOptions {
   bool only_at_prefill_end = false;  ///< cut each prompt once and keep what is decoded
 };
 
-/// The recipe of such a policy, but for its pipeline.
+/// The recipe of such a policy, but for its pipeline. Its options may have more fields than these.
 struct CutsByCacheScore {
   using Options = CacheScoreOptions;
 
-  [[nodiscard]] static MaskScope scope(const Options& /*options*/) noexcept {
+  template <class O>
+  [[nodiscard]] static MaskScope scope(const O& /*options*/) noexcept {
     return MaskScope::kHead;
   }
-  [[nodiscard]] static Trigger trigger(const Options& options) noexcept {
+  template <class O>
+  [[nodiscard]] static Trigger trigger(const O& options) noexcept {
     return options.only_at_prefill_end ? Trigger::kPrefillEnd : Trigger::kEveryStep;
   }
-  [[nodiscard]] static Protection protection(const Options& options) noexcept {
+  template <class O>
+  [[nodiscard]] static Protection protection(const O& options) noexcept {
     return {.num_sink_tokens = options.num_sink_tokens,
             .recent_window = options.recent_window,
             .after_prompt = options.only_at_prefill_end};
   }
-  template <class Visit>
-  static void visit_options(Options& options, Visit&& visit) {
+  template <class O, class Visit>
+  static void visit_options(O& options, Visit&& visit) {
     visit("budget", options.budget);
     visit("num_sink_tokens", options.num_sink_tokens);
     visit("recent_window", options.recent_window);
@@ -213,11 +220,13 @@ class Composed {
   }
   [[nodiscard]] std::size_t wanted_rows(const Sequence& sequence, std::size_t layer) const
       requires(kAttentionUse != AttentionUse::kNone) {
-    return pipeline_.signal().wanted_rows(sequence, layer);
+    return scored_layer(layer) == layer ? pipeline_.signal().wanted_rows(sequence, layer) : 0;
   }
   std::size_t observe_rows(const GroupRows& rows, const Sequence& sequence,
                            const kernels::KernelSet& kernel) requires(kAttentionUse !=
-                                                                      AttentionUse::kNone) {
+                                                                          AttentionUse::kNone &&
+                                                                      kAttentionUse !=
+                                                                          AttentionUse::kQueries) {
     return pipeline_.signal().observe_rows(rows, sequence, kernel);
   }
   std::size_t end_layer(std::size_t layer, const Sequence& sequence,
@@ -225,6 +234,11 @@ class Composed {
     signal.end_layer(layer, sequence, kernel);
   }
   { return pipeline_.signal().end_layer(layer, sequence, kernel); }
+  std::size_t observe_query_rows(
+      std::size_t layer, const QueryRows& rows, const Sequence& sequence, const ViewRef& view,
+      const kernels::KernelSet& kernel) requires(kAttentionUse == AttentionUse::kQueries) {
+    return pipeline_.signal().observe_query_rows(layer, rows, sequence, view, kernel);
+  }
   std::size_t observe_cache(const ScoreInput& input) requires requires(Signal& signal) {
     signal.observe_cache(input);
   }
@@ -234,7 +248,12 @@ class Composed {
   [[nodiscard]] const Budgets& allocator() const noexcept { return allocator_; }
 
   void score(const ScoreInput& input, std::size_t lane, std::span<float> out) const {
-    pipeline_.score(input, lane, out);
+    const CacheShape& shape = input.sequence.shape();
+    const std::size_t layer = shape.first_layer(scope(), lane);
+    // The lanes of a layer lie side by side.
+    const std::size_t lanes_before =
+        (layer - scored_layer(layer)) * shape.num_lanes(scope()) / shape.num_layers;
+    pipeline_.score(input, lane - lanes_before, out);
   }
   void normalise(std::span<ScoredLane> lanes, const ScoreInput& input) const {
     pipeline_.normalise(lanes, input);
@@ -256,6 +275,14 @@ class Composed {
   }
 
   static_assert(Allocator<Budgets, Signal>);
+
+  [[nodiscard]] std::size_t scored_layer(std::size_t layer) const noexcept {
+    if constexpr (requires { R::scored_layer(options_, layer); }) {
+      return R::scored_layer(options_, layer);
+    } else {
+      return layer;
+    }
+  }
 
   Options options_;
   Parts pipeline_;

@@ -20,8 +20,8 @@ KVEVICT_NAMESPACE_BEGIN
 struct RocketKVOptions {
   Budget budget = 512;  ///< T: tokens that a decode step may cost; where `split` is false, tokens
                         ///< of the prompt that stay, per KV head
-  bool split = true;               ///< the prompt's budget follows from its length (rocket_split)
-  std::size_t max_new_tokens = 0;  ///< room for the answer that the split leaves in the budget
+  bool split = true;    ///< the prompt's budget follows from its length (rocket_split)
+  std::size_t max_new_tokens = 0;       ///< room for the answer that the split leaves in the budget
   std::size_t observation_window = 32;  ///< last tokens of the prompt, whose queries vote
   Pooling pooling = {.kind = PoolKind::kMax, .kernel_size = 63};
   GroupReduce group_reduce = GroupReduce::kSum;  ///< over the query heads of a group
