@@ -85,7 +85,7 @@ void run_pyramidkv(const GoldenCase& golden, GoldenReport& report) {
       kvevict::PyramidKV policy({.budget = Budget::compression_ratio(golden.real("ratio." + ratio)),
                                  .observation_window = prompt.window,
                                  .beta = golden.real("beta"),
-                                 .rounding = PyramidRounding::kKvpress,
+                                 .kvpress_budgets = true,
                                  .pooling = {.kernel_size = golden.count("kernel_size")},
                                  .pool_first = true},
                                 prompt.shape);

@@ -336,7 +336,9 @@ TEST_P(PolicyInvariants, TruncateToNothingIsANewSequence) {
   EXPECT_EQ(engine.policy.length(), 0U);
   EXPECT_EQ(engine.select().total_count(), 0U);
   engine.prompt(3);
-  EXPECT_EQ(engine.select().total_evicted(), 0U);
+  if (!GetParam().grows) {
+    EXPECT_EQ(engine.select().total_evicted(), 0U);
+  }
 }
 
 // An engine that keeps one set of tokens for all lanes executes a projection of the mask.

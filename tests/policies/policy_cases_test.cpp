@@ -72,6 +72,10 @@ PolicyCase without_count(PolicyCase policy) {
   policy.counts_non_finite = false;
   return policy;
 }
+PolicyCase grows(PolicyCase policy) {
+  policy.grows = true;
+  return policy;
+}
 /// Scaled values that are not finite are 0 in Lag-KV, so no score is NaN.
 kvevict::EpiKVLagOptions lag(std::size_t budget) {
   return {.budget = budget, .chunk_len = 4};
@@ -274,11 +278,11 @@ const std::vector<PolicyCase>& policy_cases() {
       case_of<kvevict::AdaKVKnorm>("AdaKVKnorm"),
       case_of<kvevict::CAKE>("CAKE", cake),
       case_of<kvevict::CAKE>("CAKEAtPrefillEnd", cake_at_prefill_end),
-      case_of<kvevict::DuoAttention>("DuoAttention", duo),
+      grows(case_of<kvevict::DuoAttention>("DuoAttention", duo)),
       case_of<kvevict::EvolKV>("EvolKV", evol),
       case_of<kvevict::HeadKV>("HeadKV", head),
-      case_of<kvevict::LUKVKnorm>("LUKVKnorm", lukv),
-      case_of<kvevict::PerLayerKnorm>("PerLayerKnorm", per_layer),
+      grows(case_of<kvevict::LUKVKnorm>("LUKVKnorm", lukv)),
+      grows(case_of<kvevict::PerLayerKnorm>("PerLayerKnorm", per_layer)),
       case_of<kvevict::PyramidKV>("PyramidKV", pyramid),
       case_of<kvevict::RocketKV>("RocketKV", rocket),
       case_of<kvevict::SimLayerKV>("SimLayerKV", sim),

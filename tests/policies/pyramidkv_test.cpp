@@ -97,6 +97,9 @@ TEST(PyramidKV, PaddingHasNoBudget) {
 TEST(PyramidKV, RefusesWhatCannotBe) {
   EXPECT_TRUE(refuses([] { PyramidKV({.budget = 7, .observation_window = 8}, kShape); },
                       {"PyramidKV", "budget = 7", "window"}));
+  EXPECT_TRUE(
+      refuses([] { PyramidKV({.official_rounding = true, .kvpress_budgets = true}, kShape); },
+              {"PyramidKV", "kvpress_budgets = 1"}));
   EXPECT_TRUE(refuses([] { PyramidKV({.beta = 0.5}, kShape); }, {"PyramidKV", "beta = 0.5"}));
   EXPECT_TRUE(refuses([] { PyramidKV({.observation_window = 0}, kShape); },
                       {"PyramidKV", "observation_window = 0"}));

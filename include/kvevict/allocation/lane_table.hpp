@@ -80,7 +80,7 @@ class LaneTable {
     std::size_t entries = budget_.is_total() ? budget_.count() : per_lane * lanes;
     if (per_lane >= len || entries <= window_ * lanes) {
       std::fill(budgets_.begin(), budgets_.end(), per_lane);
-      return allocation();
+      return filled();
     }
     entries -= window_ * lanes;
     const Rest rest{entries, static_cast<double>(entries) / static_cast<double>(lanes),
@@ -91,20 +91,21 @@ class LaneTable {
         const double tokens = static_cast<double>(window_) + ideal_[l];
         budgets_[l] = static_cast<std::size_t>(std::clamp(tokens, 0.0, static_cast<double>(len)));
       }
-      return allocation();
+      return filled();
     }
     apportion(
         ideal_, entries, [&](std::size_t) { return rest.cap; }, budgets_);
     for (std::size_t& tokens : budgets_)
       tokens += window_;
-    return allocation();
+    return filled();
   }
 
- private:
-  [[nodiscard]] Allocation allocation() const noexcept {
+  /// The table as the newest fill left it.
+  [[nodiscard]] Allocation filled() const noexcept {
     return {.budget = budget_, .lane_budgets = budgets_};
   }
 
+ private:
   CacheShape shape_;
   Budget budget_;
   std::size_t window_;

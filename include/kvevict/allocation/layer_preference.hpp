@@ -83,6 +83,7 @@ class LayerPreference {
         variance_power_(1.0 / tau2),
         official_(official),
         cascading_(cascading),
+        filled_preference_(shape.num_layers),
         preference_(shape.num_layers),
         shares_(shape.num_layers),
         numbers_(shape.num_layers),
@@ -93,21 +94,25 @@ class LayerPreference {
                                       const Signal& signal) const noexcept {
     if (sequence.in_prompt())
       return {.budget = std::numeric_limits<std::size_t>::max()};
-    return table_.fill(detail::tokens_so_far(sequence, true), official_ || cascading_,
-                       [&](const LaneTable::Rest& rest, std::span<double> ideal) {
-                         for (std::size_t layer = 0; layer < preference_.size(); ++layer) {
-                           preference_[layer] = preference(signal.attention_entropy(layer),
-                                                           signal.attention_variance(layer));
-                         }
-                         if (official_ || cascading_)
-                           share_out(rest);
-                         const std::size_t heads = table_.shape().num_kv_heads;
-                         for (std::size_t lane = 0; lane < ideal.size(); ++lane) {
-                           ideal[lane] = official_ || cascading_
-                                             ? static_cast<double>(least_[lane / heads])
-                                             : preference_[lane / heads];
-                         }
-                       });
+    for (std::size_t layer = 0; layer < preference_.size(); ++layer) {
+      preference_[layer] =
+          preference(signal.attention_entropy(layer), signal.attention_variance(layer));
+    }
+    // Nothing changes while decoding, and each step asks.
+    const std::size_t len = detail::tokens_so_far(sequence, true);
+    if (len == filled_len_ && preference_ == filled_preference_)
+      return table_.filled();
+    filled_len_ = len;
+    filled_preference_ = preference_;
+    const bool whole = official_ || cascading_;
+    return table_.fill(len, whole, [&](const LaneTable::Rest& rest, std::span<double> ideal) {
+      if (whole)
+        share_out(rest);
+      const std::size_t heads = table_.shape().num_kv_heads;
+      for (std::size_t lane = 0; lane < ideal.size(); ++lane) {
+        ideal[lane] = whole ? static_cast<double>(least_[lane / heads]) : preference_[lane / heads];
+      }
+    });
   }
   [[nodiscard]] double preference(double entropy, double variance) const noexcept {
     return std::pow(std::max(entropy, 0.0), entropy_power_) *
@@ -135,7 +140,9 @@ class LayerPreference {
   double variance_power_;
   bool official_;
   bool cascading_;
-  // Scratch memory of allocation, by layer.
+  // What the table was filled for, and scratch memory of allocation, by layer.
+  mutable std::size_t filled_len_ = std::numeric_limits<std::size_t>::max();
+  mutable std::vector<double> filled_preference_;
   mutable std::vector<double> preference_;
   mutable std::vector<double> shares_;
   mutable std::vector<std::size_t> numbers_;

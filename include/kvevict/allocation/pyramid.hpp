@@ -9,13 +9,11 @@
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
 
-#include <array>
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string_view>
-#include <utility>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -25,13 +23,6 @@ enum class PyramidRounding : std::uint8_t {
   kOfficial,  ///< the authors' whole step between layers: the sum may leak
   kKvpress,   ///< kvpress' line, with the window in it and each layer rounded: the sum may leak
 };
-
-[[nodiscard]] constexpr auto enum_names(PyramidRounding /*type*/) noexcept {
-  return std::array<std::pair<std::string_view, PyramidRounding>, 3>{
-      {{"exact", PyramidRounding::kExact},
-       {"official", PyramidRounding::kOfficial},
-       {"kvpress", PyramidRounding::kKvpress}}};
-}
 
 /// Budgets on a straight line over the layers, the first one's the largest (PyramidKV). With b the
 /// tokens per KV head beside the window, of n in all,
