@@ -1,49 +1,40 @@
-// A policy of one's own: say when, who competes and how a slot is scored; the rest is there.
-// This one keeps the tokens whose value vectors are longest, heads of a layer competing.
+// A policy of one's own: a signal, the stages behind it, and who gets how much; the rest is there.
+// This one keeps the tokens whose value vectors are longest, and what stands beside them; the heads
+// of a layer compete.
 #include "kvevict/kvevict.hpp"
 
 #include <cstdio>
 #include <vector>
 
-struct LongValuesOptions {
-  kvevict::Budget budget = 128;  ///< tokens per KV head
-  std::size_t num_sink_tokens = 4;
-};
-
-class LongValuesMethod {
- public:
-  using Options = LongValuesOptions;
-  static constexpr std::string_view kName = "LongValues";
+// A scorer of one's own: an array for each KV head of the lane.
+struct ValueLength {
   static constexpr kvevict::Inputs kRequiredInputs = kvevict::Inputs::kValues;
   static constexpr kvevict::AttentionUse kAttentionUse = kvevict::AttentionUse::kNone;
 
-  LongValuesMethod(const Options& options, const kvevict::CacheShape&) : options_(options) {}
-
-  kvevict::MaskScope scope() const { return kvevict::MaskScope::kHead; }
-  kvevict::Trigger trigger() const { return kvevict::Trigger::kEveryStep; }
-  kvevict::Protection protection(const kvevict::Sequence&) const {
-    return {.num_sink_tokens = options_.num_sink_tokens};
+  std::tuple<> state() const { return {}; }  // nothing is remembered between steps
+  void score(const kvevict::ScoreInput& input, kvevict::LaneScores& scores) const {
+    scores.start(0, scores.seq_len(), 1);
+    for (std::size_t head = 0; head < scores.num_heads(); ++head) {
+      kvevict::row_norms(scores.cache(head).values, input.sequence.shape().value_size(), 0,
+                         scores.seq_len(), input.kernel,
+                         input.scratch.vector(kvevict::LaneScores::kFirstFree), scores.array(head));
+    }
   }
-  kvevict::Allocation allocation(const kvevict::Sequence&) const {
-    return {.budget = options_.budget, .competition = kvevict::Competition::kLayer};
-  }
-  std::tuple<> state() { return {}; }  // nothing is remembered between steps
-
-  void score(const kvevict::ScoreInput& input, std::size_t lane, std::span<float> out) const {
-    const kvevict::CacheShape shape = input.view.shape();
-    const kvevict::Lane here =
-        input.view.lane(lane / shape.num_kv_heads, lane % shape.num_kv_heads);
-    kvevict::for_each_row_block(here.values, shape.value_size(), 0, here.seq_len, input.kernel,
-                                input.scratch.vector(0), [&](const auto& rows, std::size_t slot) {
-                                  input.kernel.row_norms(rows, out.data() + slot);
-                                });
-  }
-
- private:
-  Options options_;
 };
 
-using LongValues = kvevict::Policy<LongValuesMethod>;
+// The policy: options, trigger and protection are those of every policy that scores the cache.
+struct LongValuesRecipe : kvevict::CutsByCacheScore {
+  static constexpr std::string_view kName = "LongValues";
+
+  static auto pipeline(const Options&, const kvevict::CacheShape&) {
+    return ValueLength() | kvevict::Pool{{.kind = kvevict::PoolKind::kMax, .kernel_size = 3}};
+  }
+  static kvevict::Allocation allocation(const Options& options) {
+    return {.budget = options.budget, .competition = kvevict::Competition::kLayer};
+  }
+};
+
+using LongValues = kvevict::Policy<kvevict::Composed<LongValuesRecipe>>;
 static_assert(kvevict::EvictionPolicy<LongValues>);
 
 int main() {
@@ -51,17 +42,18 @@ int main() {
   const kvevict::CacheShape shape{
       .num_layers = 1, .num_q_heads = 2, .num_kv_heads = 2, .head_dim = 4};
   std::vector<float> keys(2 * 8 * 4), values(keys.size());
-  for (std::size_t slot = 0; slot < 8; ++slot) {
-    values[slot * 4] = static_cast<float>(slot);       // head 0: 0, 1, .. 7
-    values[(8 + slot) * 4] = 10.0F * (slot % 2 == 0);  // head 1: 10 in even slots
-  }
+  values[5 * 4] = 7;        // head 0: token 5
+  values[(8 + 2) * 4] = 9;  // head 1: token 2
   const kvevict::views::ContiguousView view(
       shape, Tensor::hnd(keys.data(), kvevict::ElementType::kF32, 8, 2, 4),
       Tensor::hnd(values.data(), kvevict::ElementType::kF32, 8, 2, 4), 8);
   LongValues policy({.budget = 4, .num_sink_tokens = 1}, shape);
   policy.append(8);
   const kvevict::KeepMask& keep = policy.select(view);
-  // 8 entries in all: two sinks, then 10, 10, 10 of head 1 and 7, 6, 5 of head 0.
+  // 8 entries in all: two sinks, the long ones with their neighbours, and no more is left over.
   std::printf("head 0 keeps %zu, head 1 keeps %zu\n", keep.count(0, 0), keep.count(0, 1));
-  return keep.count(0, 0) == 4 && keep.count(0, 1) == 4 && keep.keeps(0, 0, 5) ? 0 : 1;
+  return keep.count(0, 0) == 4 && keep.count(0, 1) == 4 && keep.keeps(0, 0, 4) &&
+                 keep.keeps(0, 1, 3)
+             ? 0
+             : 1;
 }

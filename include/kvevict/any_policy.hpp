@@ -23,12 +23,14 @@
 #include "kvevict/policies/epikv_segments.hpp"
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
+#include "kvevict/policies/key_geometry.hpp"
 #include "kvevict/policies/laprox.hpp"
 #include "kvevict/policies/raas.hpp"
 #include "kvevict/policies/rkv.hpp"
 #include "kvevict/policies/scissorhands.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
+#include "kvevict/policies/tova.hpp"
 #include "kvevict/policies/value_weighted.hpp"
 #include "kvevict/scoring/output_projection.hpp"
 
@@ -213,7 +215,7 @@ using NamedPolicies =
     // clang-format off
     PolicyList<FullKV, RandomEviction, StreamingLLM, H2O, SnapKV, LaProx, InertiaKV,
                InertiaKVValueNorm, EpiKV, EpiKVRaw, EpiKVBands, EpiKVKey, EpiKVValue, EpiKVLag,
-               EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg,
+               EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg, TOVA, Knorm, KeyDiff,
                CriticalKV,
                TOVACAOTE,
                TOVAFastCAOTE,
@@ -225,7 +227,7 @@ using NamedPolicies =
                AhaKV,
                ScissorHands,
                RaaS>;
-    // clang-format on
+// clang-format on
 
 /// What make_policy has to know of the model and of the engine.
 struct ModelInfo {

@@ -382,6 +382,32 @@ TEST_P(Kernels, MaxPoolIgnoresNanAtEveryPlace) {
 }
 
 // policies.md 3.1 (b): s = (.30,.02,.02,.25,.02,.24), kernel 3.
+// To the bit, NaN and infinities where the definition has them, and nothing behind the end.
+TEST_P(Kernels, AveragePoolIsTheScalarOne) {
+  for (const auto edge : {kernels::PoolEdge::kZeroCounted, kernels::PoolEdge::kShrink}) {
+    for (const std::size_t kernel : {1U, 3U, 5U, 7U, 63U}) {
+      for (std::size_t n = 0; n <= 150; ++n) {
+        std::vector<float> x(n + 1);
+        for (std::size_t i = 0; i < n; ++i)
+          x[i + 1] = static_cast<float>(i * 7 % 11) / 3.0F;
+        if (n > 50)
+          x[45] = n % 2 == 0 ? kNan : std::numeric_limits<float>::infinity();
+        std::vector<float> expected(n + 4, kGuard);
+        std::vector<float> out(n + 4, kGuard);
+        kernels::scalar::average_pool(x.data() + 1, n, kernel, edge, expected.data());
+        set().average_pool(x.data() + 1, n, kernel, edge, out.data());
+        for (std::size_t i = 0; i < n + 4; ++i) {
+          if (std::isnan(expected[i])) {
+            EXPECT_TRUE(std::isnan(out[i]));
+          } else {
+            EXPECT_EQ(out[i], expected[i]) << "n " << n << " kernel " << kernel << " at " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_P(Kernels, AveragePoolCountsTheEdgeAsToldTo) {
   const std::vector<float> s = {.30F, .02F, .02F, .25F, .02F, .24F};
   std::vector<float> out(6);

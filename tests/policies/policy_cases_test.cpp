@@ -13,12 +13,14 @@
 #include "kvevict/policies/epikv_segments.hpp"
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
+#include "kvevict/policies/key_geometry.hpp"
 #include "kvevict/policies/laprox.hpp"
 #include "kvevict/policies/raas.hpp"
 #include "kvevict/policies/rkv.hpp"
 #include "kvevict/policies/scissorhands.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
+#include "kvevict/policies/tova.hpp"
 #include "kvevict/policies/value_weighted.hpp"
 #include "support/random.hpp"
 #include "support/score_policy.hpp"
@@ -201,6 +203,15 @@ const std::vector<PolicyCase>& policy_cases() {
                                      .group_reduce = GroupReduce::kMax,
                                      .softmax_support = kvevict::SoftmaxSupport::kPast};
                                }),
+      case_of<kvevict::TOVA>("TOVA"),
+      case_of<kvevict::Knorm>("Knorm"),
+      case_of<kvevict::KeyDiff>("KeyDiff",
+                                [](std::size_t budget) {
+                                  return kvevict::CacheScoreOptions{.budget = budget,
+                                                                    .num_sink_tokens = 1,
+                                                                    .recent_window = 2,
+                                                                    .only_at_prefill_end = true};
+                                }),
       case_of<kvevict::LaProx>(
           "LaProx", [](std::size_t budget) { return laprox(budget, GroupReading::kMeanNorms); }),
       case_of<kvevict::LaProx>(

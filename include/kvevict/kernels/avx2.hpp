@@ -434,6 +434,30 @@ KVEVICT_AVX2 inline std::size_t ema(float decay, const float* sample, std::size_
   return skipped + scalar::ema(decay, sample + i, n - i, state + i);
 }
 
+// The mean under the kernel for 8 entries at once where the whole kernel fits in; added up in the
+// order of the scalar form, so the bits are the same.
+KVEVICT_AVX2 inline void average_pool(const float* x, std::size_t n, std::size_t kernel,
+                                      PoolEdge edge, float* out) noexcept {
+  const std::size_t reach = kernel / 2;
+  const __m256d divisor_f64x4 = _mm256_set1_pd(static_cast<double>(kernel));
+  std::size_t i = 0;
+  for (; i < std::min(reach, n); ++i)
+    out[i] = scalar::window_mean(x, n, kernel, edge, i);
+  for (; i + reach + kLanes <= n; i += kLanes) {
+    __m256d low_f64x4 = _mm256_setzero_pd();
+    __m256d high_f64x4 = _mm256_setzero_pd();
+    for (std::size_t j = 0; j < kernel; ++j) {
+      const float* from = x + i - reach + j;
+      low_f64x4 = _mm256_add_pd(low_f64x4, _mm256_cvtps_pd(_mm_loadu_ps(from)));
+      high_f64x4 = _mm256_add_pd(high_f64x4, _mm256_cvtps_pd(_mm_loadu_ps(from + 4)));
+    }
+    _mm_storeu_ps(out + i, _mm256_cvtpd_ps(_mm256_div_pd(low_f64x4, divisor_f64x4)));
+    _mm_storeu_ps(out + i + 4, _mm256_cvtpd_ps(_mm256_div_pd(high_f64x4, divisor_f64x4)));
+  }
+  for (; i < n; ++i)
+    out[i] = scalar::window_mean(x, n, kernel, edge, i);
+}
+
 // A maximum over the kernel for 8 entries at once where the whole kernel fits in.
 KVEVICT_AVX2 inline void max_pool(const float* x, std::size_t n, std::size_t kernel,
                                   float* out) noexcept {
@@ -472,7 +496,7 @@ inline constexpr KernelSet kSet{Isa::kAvx2,
                                 add_product,
                                 take_max,
                                 ema,
-                                scalar::average_pool,
+                                average_pool,
                                 max_pool};
 
 }  // namespace kernels::avx2

@@ -232,19 +232,24 @@ inline std::size_t ema(float decay, const float* sample, std::size_t n, float* s
   return skipped;
 }
 
+/// Entry i of average_pool. Summed anew for each entry: a running sum would carry an infinity or
+/// NaN on for ever.
+[[nodiscard]] inline float window_mean(const float* x, std::size_t n, std::size_t kernel,
+                                       PoolEdge edge, std::size_t i) noexcept {
+  const std::size_t reach = kernel / 2;
+  const std::size_t first = i > reach ? i - reach : 0;
+  const std::size_t last = std::min(n, i + reach + 1);
+  double total = 0.0;
+  for (std::size_t j = first; j < last; ++j)
+    total += static_cast<double>(x[j]);
+  const std::size_t divisor = edge == PoolEdge::kZeroCounted ? kernel : last - first;
+  return static_cast<float>(total / static_cast<double>(divisor));
+}
+
 inline void average_pool(const float* x, std::size_t n, std::size_t kernel, PoolEdge edge,
                          float* out) noexcept {
-  const std::size_t reach = kernel / 2;
-  for (std::size_t i = 0; i < n; ++i) {
-    const std::size_t first = i > reach ? i - reach : 0;
-    const std::size_t last = std::min(n, i + reach + 1);
-    // Summed anew for each entry: a running sum would carry an infinity or NaN on for ever.
-    double total = 0.0;
-    for (std::size_t j = first; j < last; ++j)
-      total += static_cast<double>(x[j]);
-    const std::size_t divisor = edge == PoolEdge::kZeroCounted ? kernel : last - first;
-    out[i] = static_cast<float>(total / static_cast<double>(divisor));
-  }
+  for (std::size_t i = 0; i < n; ++i)
+    out[i] = window_mean(x, n, kernel, edge, i);
 }
 
 /// Largest entry of x[first, last), NaN only where all are.

@@ -1,0 +1,104 @@
+#include "kvevict/policies/key_geometry.hpp"
+
+#include "policies/window_cache.hpp"
+#include "support/masks.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+namespace kvevict {
+namespace {
+
+using kvevict_test::scores_of;
+using kvevict_test::text_of;
+using kvevict_test::WindowCache;
+
+constexpr CacheShape kShape{.num_layers = 1, .num_q_heads = 1, .num_kv_heads = 1, .head_dim = 2};
+
+WindowCache cache_of(const std::vector<std::vector<float>>& keys) {
+  WindowCache cache(kShape, keys.size() + 1);
+  cache.append(keys.size());
+  for (std::size_t slot = 0; slot < keys.size(); ++slot)
+    std::copy(keys[slot].begin(), keys[slot].end(), cache.key(0, 0, slot));
+  return cache;
+}
+
+/// The mask of a cache that was filled at once.
+template <class P>
+std::string kept(const typename P::Options& options, WindowCache& cache) {
+  P policy(options, kShape);
+  policy.append(cache.seq_len());
+  return text_of(policy.select(cache.view()));
+}
+
+// Norms 1, 3, 2.
+TEST(Knorm, SmallKeysStay) {
+  WindowCache cache = cache_of({{1, 0}, {0, -3}, {2, 0}});
+  EXPECT_EQ(kept<Knorm>({.budget = 2}, cache), "101");
+  EXPECT_EQ(kept<Knorm>({.budget = 1, .recent_window = 1}, cache), "001");
+}
+
+// Three equal norms: the lower slots stay (rule R3). A key of NaN goes first (rule R4).
+TEST(Knorm, TiesAndNaN) {
+  WindowCache cache = cache_of({{0, 1}, {1, 0}, {-1, 0}});
+  EXPECT_EQ(kept<Knorm>({.budget = 2}, cache), "110");
+  cache.key(0, 0, 0)[0] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(kept<Knorm>({.budget = 2}, cache), "011");
+}
+
+// The mean of the unit keys is (.676777, .426777); cosines .845862, .533402, .845862, .975287.
+TEST(KeyDiff, KeysThatPointAwayStay) {
+  WindowCache cache = cache_of({{1, 0}, {0, 1}, {2, 0}, {1, 1}});
+  KeyDiff policy({.budget = 2}, kShape);
+  policy.append(4);
+  const std::vector<float> scores = scores_of(policy, cache);
+  const std::vector<float> expected = {-.845862F, -.533402F, -.845862F, -.975287F};
+  for (std::size_t i = 0; i < 4; ++i)
+    EXPECT_NEAR(scores[i], expected[i], 2e-6) << i;
+  EXPECT_EQ(text_of(policy.select(cache.view())), "1100");  // slots 0 and 2 are equal
+}
+
+// A key without a direction scores 0, above every key that points with the others; so do all keys
+// of a cache whose unit keys cancel, and the lower slots stay.
+TEST(KeyDiff, KeysWithoutDirection) {
+  WindowCache zero = cache_of({{1, 0}, {0, 0}, {1, 0}});
+  EXPECT_EQ(kept<KeyDiff>({.budget = 1}, zero), "010");
+  WindowCache opposite = cache_of({{1, 0}, {-3, 0}, {0, 2}, {0, -1}});
+  EXPECT_EQ(kept<KeyDiff>({.budget = 2}, opposite), "1100");
+}
+
+// What lies in padding takes no part in the mean (rule R9).
+TEST(KeyDiff, PaddingHasNoPartInTheMean) {
+  WindowCache padded = cache_of({{-9, 0}, {1, 0}, {0, 1}, {2, 0}, {1, 1}});
+  padded.valid() = {0, 1, 1, 1, 1};
+  EXPECT_EQ(kept<KeyDiff>({.budget = 2}, padded), "01100");
+}
+
+TEST(KeyDiff, EmptyAndSmallCachesStay) {
+  WindowCache none = cache_of({});
+  EXPECT_EQ(kept<KeyDiff>({.budget = 2}, none), "");
+  WindowCache two = cache_of({{1, 0}, {0, 1}});
+  EXPECT_EQ(kept<KeyDiff>({.budget = 2}, two), "11");
+  EXPECT_EQ(kept<KeyDiff>({.budget = 1}, two), "10");
+}
+
+TEST(CacheScores, CutOnceAtTheEndOfAPromptWhereTold) {
+  WindowCache cache = cache_of({{3, 0}, {1, 0}, {2, 0}});
+  Knorm policy({.budget = 2, .only_at_prefill_end = true}, kShape);
+  policy.begin(3);
+  policy.append(3);
+  EXPECT_FALSE(policy.should_evict());
+  policy.end_prefill(cache.view());
+  EXPECT_TRUE(policy.should_evict());
+  EXPECT_EQ(text_of(policy.select(cache.view())), "011");
+  policy.apply(policy.select(cache.view()));
+  policy.append(1);
+  EXPECT_FALSE(policy.should_evict());
+}
+
+}  // namespace
+}  // namespace kvevict
