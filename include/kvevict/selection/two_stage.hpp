@@ -28,13 +28,13 @@ struct TwoStage {
                             ///< first stage has then chosen already
   Second second = {};
 
-  /// @param least  entries that the first stage has in any case, those counted included
+  /// @param least  candidates that the first stage takes in any case
   template <class Input>
   void choose(std::span<ScoredLane> lanes, std::size_t quota, const Input& input,
               std::size_t least = 0) const {
     const std::size_t held = counted * lanes.size();
-    const std::size_t share = std::max(least, first_share.tokens_of(quota + held));
-    const std::size_t first = std::min(share - std::min(share, held), quota);
+    const std::size_t share = first_share.tokens_of(quota + held);
+    const std::size_t first = std::min(std::max(share - std::min(share, held), least), quota);
     select_top_k(lanes, first);
     for (ScoredLane& lane : lanes) {
       for (std::size_t w = 0; w < lane.keep.size(); ++w)
@@ -47,7 +47,7 @@ struct TwoStage {
 
 /// The same in every lane by itself, for as many entries as another selection would keep there:
 /// `counts` says how lanes share a quota, not which entries stay. Where it promises every lane its
-/// best, counts.num_safe(lanes, quota), the first stage keeps these.
+/// best, counts.num_safe(lanes, quota, lane) of them, the first stage keeps these.
 template <class Counts, class Second>
 class TwoStageWithin {
  public:
@@ -58,9 +58,11 @@ class TwoStageWithin {
 
   template <class Input>
   void choose(std::span<ScoredLane> lanes, std::size_t quota, const Input& input) const {
-    std::size_t least = 0;
-    if constexpr (requires { counts_.num_safe(lanes, quota); })
-      least = counts_.num_safe(lanes, quota);
+    safe_.assign(lanes.size(), 0);
+    if constexpr (requires { counts_.num_safe(lanes, quota, std::size_t{}); }) {
+      for (std::size_t l = 0; l < lanes.size(); ++l)
+        safe_[l] = counts_.num_safe(lanes, quota, l);
+    }
     saved_.clear();
     for (const ScoredLane& lane : lanes) {
       saved_.insert(saved_.end(), lane.keep.begin(), lane.keep.end());
@@ -75,14 +77,17 @@ class TwoStageWithin {
         std::copy(from, end, words.begin());
         from = end;
       }
-      stages_.choose(lanes.subspan(l, 1), chosen - detail::count_bits(lanes[l].keep), input, least);
+      stages_.choose(lanes.subspan(l, 1), chosen - detail::count_bits(lanes[l].keep), input,
+                     safe_[l]);
     }
   }
 
  private:
   Counts counts_;
   TwoStage<Second> stages_;
-  mutable std::vector<std::uint64_t> saved_;  // scratch of choose: bits as they came
+  // Scratch memory of choose.
+  mutable std::vector<std::uint64_t> saved_;  // bits as they came
+  mutable std::vector<std::size_t> safe_;
 };
 
 KVEVICT_NAMESPACE_END
