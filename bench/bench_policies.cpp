@@ -16,6 +16,7 @@
 #include <cmath>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,7 +37,7 @@ struct Engine {
   std::vector<float> hidden = kvevict_bench::normal_values(64 * kHiddenSize, 3);
   std::vector<float> rows = kvevict_bench::normal_values(8 * kPrompt * kCapacity, 4);
   std::shared_ptr<OutputProjection> projection =
-      std::make_shared<OutputProjection>(kShape, kHiddenSize);
+      std::make_shared<OutputProjection>(kShape, kHiddenSize, std::nullopt, true);
 
   Engine() {
     for (float& x : rows)
@@ -58,9 +59,9 @@ struct Engine {
     return "";
   if (name == "StreamingLLM")
     return "num_sink_tokens=4,recent_window=252";
-  if (name == "H2O")
+  if (name.starts_with("H2O") || name == "VATP")
     return "heavy=128,recent=128";
-  if (name.starts_with("EpiKV"))
+  if (name.starts_with("EpiKV") || name == "RaaS")
     return "budget=1088";
   return "budget=256";
 }

@@ -279,6 +279,20 @@ using NamedPolicies = PolicyList<
     TOVACAOTE,
     TOVAFastCAOTE,
     VATP>;
+    PolicyList<FullKV, RandomEviction, StreamingLLM, H2O, SnapKV, LaProx, InertiaKV,
+               InertiaKVValueNorm, EpiKV, EpiKVRaw, EpiKVBands, EpiKVKey, EpiKVValue, EpiKVLag,
+               EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg, TOVA, Knorm, KeyDiff,
+               CriticalKV,
+               TOVACAOTE,
+               TOVAFastCAOTE,
+               H2OCAOTE,
+               H2OFastCAOTE,
+               LongFlow,
+               VATP,
+               RKV,
+               AhaKV,
+               ScissorHands,
+               RaaS>;
 // clang-format on
 
 /// What make_policy has to know of the model and of the engine.

@@ -1,6 +1,7 @@
 #include "kvevict/policies/criticalkv.hpp"
 
 #include "kvevict/policies/key_geometry.hpp"
+#include "kvevict/selection/top_k.hpp"
 #include "policies/row_session.hpp"
 #include "support/errors.hpp"
 #include "support/random.hpp"
@@ -15,6 +16,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace kvevict_test {
@@ -132,6 +134,47 @@ TEST(CriticalKV, WrapsPoliciesOfOtherKinds) {
   // -|k|: the best score is 2's; then the best of the others.
   session.cut();
   EXPECT_EQ(session.kept(), (Positions{0, 2}));
+}
+
+/// SnapKV whose heads share the layer's budget: the best of all heads win.
+struct BestOfLayer {
+  template <class Input>
+  void choose(std::span<kvevict::ScoredLane> lanes, std::size_t quota, const Input&) const {
+    kvevict::select_top_k(lanes, quota);
+  }
+};
+struct SharedSnapKVRecipe : kvevict::SnapKVRecipe {
+  static kvevict::Allocation allocation(const kvevict::SnapKVOptions& options) {
+    return {.budget = options.budget, .competition = kvevict::Competition::kLayer};
+  }
+  static BestOfLayer selector(const kvevict::SnapKVOptions&) { return {}; }
+};
+
+// Two heads share a budget of 2 x 3, window included: of four entries the first head wins the three
+// at .4, .35 and .25, the second one at .3. Within these numbers two stages: the first head keeps
+// its best and then what has the largest values, the second its only one by its score.
+TEST(CriticalKV, TheBaseSaysHowManyEachHeadKeeps) {
+  constexpr CacheShape kTwo{.num_layers = 1, .num_q_heads = 2, .num_kv_heads = 2, .head_dim = 1};
+  auto projection = std::make_shared<OutputProjection>(kTwo, 1, std::nullopt, true);
+  const std::vector<float> ones = {1, 1};
+  projection->set_layer(0, ones.data());
+  using Shared = kvevict::Policy<kvevict::Composed<kvevict::CriticalKVRecipe<SharedSnapKVRecipe>>>;
+  RowSession<Shared> session(
+      {.base = {.budget = 3, .observation_window = 1, .pooling = {.kernel_size = 1}},
+       .epsilon = 1,
+       .output_projection = projection},
+      kTwo);
+  session.policy.begin(6);
+  session.append(6);
+  for (std::size_t slot = 0; slot < 6; ++slot) {
+    for (std::size_t head = 0; head < 2; ++head)
+      *session.cache.value(0, head, slot) = static_cast<float>(slot + 1);
+  }
+  session.rows(0, {{{.4F, .35F, .25F, 0, 0, 0}}, {{.1F, .3F, .2F, .1F, .1F, .2F}}});
+  session.policy.end_prefill(session.cache.view());
+  session.cut();
+  EXPECT_EQ(session.kept(0), (Positions{0, 3, 4, 5}));
+  EXPECT_EQ(session.kept(1), (Positions{1, 5}));
 }
 
 TEST(CriticalKV, RefusesWhatItCannotUse) {

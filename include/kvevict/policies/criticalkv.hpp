@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <memory>
 #include <string_view>
+#include <utility>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -36,7 +37,9 @@ struct CriticalKVOptions {
 ///
 ///   (s(i) + epsilon) mean_h |v_i W_O^h|_1
 ///
-/// fill the rest. A share of 1 is the base policy, one of 0 the plain product.
+/// fill the rest. A share of 1 is the base policy, one of 0 the plain product. Over a base whose
+/// heads share a budget (CriticalAdaKV over AdaKV) the base says how many entries each head keeps,
+/// and each chooses its own in two stages.
 ///
 /// Open in the paper and chosen here: scores and norms of a group are each averaged, as kvpress
 /// has it. kvpress takes the first stage of the unrounded budget (1 - ratio) n; here it is of whole
@@ -60,19 +63,28 @@ struct CriticalKVRecipe : Base {
   }
   static auto selector(const Options& options) {
     const Protection windows = Base::protection(options.base);
-    return TwoStage<CriticalScores>{
+    TwoStage<CriticalScores> stages{
         .first_share = Budget::keep_ratio(options.first_stage),
         .counted =
             options.first_stage_counts_window ? windows.recent_window + windows.num_sink_tokens : 0,
         .second = {.epsilon = static_cast<float>(options.epsilon * score_unit(options.base)),
                    .norm = norm(options),
                    .projection = options.output_projection}};
+    if constexpr (requires { Base::selector(options.base); }) {
+      return TwoStageWithin(Base::selector(options.base), std::move(stages));
+    } else {
+      return stages;
+    }
   }
   static MaskScope scope(const Options& options) noexcept { return Base::scope(options.base); }
   static Trigger trigger(const Options& options) noexcept { return Base::trigger(options.base); }
   static Protection protection(const Options& options) noexcept {
     return Base::protection(options.base);
   }
+  static auto allocator(const Options& options, const CacheShape& shape) requires requires {
+    Base::allocator(options.base, shape);
+  }
+  { return Base::allocator(options.base, shape); }
   static Allocation allocation(const Options& options) noexcept {
     if constexpr (requires { Base::allocation(options.base); }) {
       return Base::allocation(options.base);

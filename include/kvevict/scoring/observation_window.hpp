@@ -48,6 +48,14 @@ struct ObservationWindow {
                      window, valid);
 }
 
+/// Slots before the window that the lane has, or will have once all of the prompt is appended:
+/// what a row of the window sees of the past. For rows that come while the prompt is being fed.
+[[nodiscard]] inline std::size_t past_of_window(const Sequence& sequence, std::size_t layer,
+                                                std::size_t kv_head, std::size_t window) noexcept {
+  const std::size_t prompt_end = sequence.seq_len(layer, kv_head) + sequence.pending_prompt();
+  return prompt_end > window ? prompt_end - window : 0;
+}
+
 /// Rows of the newest step that can still be among the newest `window` when something is cut, for
 /// policies that look at the newest rows and cut no prompt before its end: of a prompt the last.
 [[nodiscard]] inline std::size_t recent_rows_wanted(const Sequence& sequence,
@@ -55,14 +63,6 @@ struct ObservationWindow {
   const std::size_t length = sequence.length() + sequence.implied_append();
   const bool decodes = length > static_cast<std::size_t>(sequence.prompt().last);
   return decodes ? window : sequence.step_rows_in_window(window);
-}
-
-/// Slots before the window that the lane has, or will have once all of the prompt is appended:
-/// what a row of the window sees of the past. For rows that come while the prompt is being fed.
-[[nodiscard]] inline std::size_t past_of_window(const Sequence& sequence, std::size_t layer,
-                                                std::size_t kv_head, std::size_t window) noexcept {
-  const std::size_t prompt_end = sequence.seq_len(layer, kv_head) + sequence.pending_prompt();
-  return prompt_end > window ? prompt_end - window : 0;
 }
 
 KVEVICT_NAMESPACE_END

@@ -5,11 +5,15 @@
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/scored_lane.hpp"
 #include "kvevict/core/types.hpp"
+#include "kvevict/selection/slot_bits.hpp"
 #include "kvevict/selection/top_k.hpp"
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
+#include <utility>
+#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -24,11 +28,13 @@ struct TwoStage {
                             ///< first stage has then chosen already
   Second second = {};
 
+  /// @param least  candidates that the first stage takes in any case
   template <class Input>
-  void choose(std::span<ScoredLane> lanes, std::size_t quota, const Input& input) const {
+  void choose(std::span<ScoredLane> lanes, std::size_t quota, const Input& input,
+              std::size_t least = 0) const {
     const std::size_t held = counted * lanes.size();
     const std::size_t share = first_share.tokens_of(quota + held);
-    const std::size_t first = std::min(share - std::min(share, held), quota);
+    const std::size_t first = std::min(std::max(share - std::min(share, held), least), quota);
     select_top_k(lanes, first);
     for (ScoredLane& lane : lanes) {
       for (std::size_t w = 0; w < lane.keep.size(); ++w)
@@ -37,6 +43,51 @@ struct TwoStage {
     }
     select_top_k(lanes, quota - first);
   }
+};
+
+/// The same in every lane by itself, for as many entries as another selection would keep there:
+/// `counts` says how lanes share a quota, not which entries stay. Where it promises every lane its
+/// best, counts.num_safe(lanes, quota, lane) of them, the first stage keeps these.
+template <class Counts, class Second>
+class TwoStageWithin {
+ public:
+  static constexpr Inputs kRequiredInputs = Second::kRequiredInputs;
+
+  TwoStageWithin(Counts counts, TwoStage<Second> stages)
+      : counts_(std::move(counts)), stages_(std::move(stages)) {}
+
+  template <class Input>
+  void choose(std::span<ScoredLane> lanes, std::size_t quota, const Input& input) const {
+    safe_.assign(lanes.size(), 0);
+    if constexpr (requires { counts_.num_safe(lanes, quota, std::size_t{}); }) {
+      for (std::size_t l = 0; l < lanes.size(); ++l)
+        safe_[l] = counts_.num_safe(lanes, quota, l);
+    }
+    saved_.clear();
+    for (const ScoredLane& lane : lanes) {
+      saved_.insert(saved_.end(), lane.keep.begin(), lane.keep.end());
+      saved_.insert(saved_.end(), lane.candidates.begin(), lane.candidates.end());
+    }
+    counts_.choose(lanes, quota, input);
+    auto from = saved_.begin();
+    for (std::size_t l = 0; l < lanes.size(); ++l) {
+      const std::size_t chosen = detail::count_bits(lanes[l].keep);
+      for (const std::span<std::uint64_t> words : {lanes[l].keep, lanes[l].candidates}) {
+        const auto end = from + static_cast<std::ptrdiff_t>(words.size());
+        std::copy(from, end, words.begin());
+        from = end;
+      }
+      stages_.choose(lanes.subspan(l, 1), chosen - detail::count_bits(lanes[l].keep), input,
+                     safe_[l]);
+    }
+  }
+
+ private:
+  Counts counts_;
+  TwoStage<Second> stages_;
+  // Scratch memory of choose.
+  mutable std::vector<std::uint64_t> saved_;  // bits as they came
+  mutable std::vector<std::size_t> safe_;
 };
 
 KVEVICT_NAMESPACE_END
