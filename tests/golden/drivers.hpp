@@ -27,6 +27,8 @@ void run_keydiff(const GoldenCase& golden, GoldenReport& report);
 void run_knorm(const GoldenCase& golden, GoldenReport& report);
 void run_lagkv(const GoldenCase& golden, GoldenReport& report);
 void run_laprox(const GoldenCase& golden, GoldenReport& report);
+void run_leverage(const GoldenCase& golden, GoldenReport& report);
+void run_noncausal(const GoldenCase& golden, GoldenReport& report);
 void run_observed_attention(const GoldenCase& golden, GoldenReport& report);
 void run_qfilter(const GoldenCase& golden, GoldenReport& report);
 void run_selection_global(const GoldenCase& golden, GoldenReport& report);

@@ -40,6 +40,8 @@ const std::map<std::string, GoldenDriver>& drivers() {
       {"knorm", run_knorm},
       {"lagkv", run_lagkv},
       {"laprox", run_laprox},
+      {"leverage", run_leverage},
+      {"noncausal", run_noncausal},
       {"observed_attention", run_observed_attention},
       {"qfilter", run_qfilter},
       {"selection_global", run_selection_global},
