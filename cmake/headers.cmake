@@ -3,6 +3,7 @@ set(KVEVICT_HEADERS
     include/kvevict/allocation/allocation.hpp
     include/kvevict/allocation/first_prompt.hpp
     include/kvevict/allocation/heavy_and_recent.hpp
+    include/kvevict/allocation/lag_budgets.hpp
     include/kvevict/any_policy.hpp
     include/kvevict/config.hpp
     include/kvevict/core/budget.hpp
@@ -11,9 +12,11 @@ set(KVEVICT_HEADERS
     include/kvevict/core/eviction_policy.hpp
     include/kvevict/core/function_ref.hpp
     include/kvevict/core/keep_mask.hpp
+    include/kvevict/core/lag_partitions.hpp
     include/kvevict/core/lane.hpp
     include/kvevict/core/protection.hpp
     include/kvevict/core/rerotation.hpp
+    include/kvevict/core/rotary.hpp
     include/kvevict/core/scored_lane.hpp
     include/kvevict/core/scratch.hpp
     include/kvevict/core/sequence.hpp
@@ -33,19 +36,26 @@ set(KVEVICT_HEADERS
     include/kvevict/kernels/scalar.hpp
     include/kvevict/kvevict.hpp
     include/kvevict/option_text.hpp
+    include/kvevict/policies/chunkkv.hpp
+    include/kvevict/policies/compactor.hpp
     include/kvevict/policies/composed.hpp
     include/kvevict/policies/controls.hpp
+    include/kvevict/policies/curdkv.hpp
     include/kvevict/policies/epikv.hpp
     include/kvevict/policies/epikv_attention.hpp
     include/kvevict/policies/epikv_key_value.hpp
     include/kvevict/policies/epikv_lag.hpp
     include/kvevict/policies/epikv_rules.hpp
     include/kvevict/policies/epikv_segments.hpp
+    include/kvevict/policies/expected_attention.hpp
+    include/kvevict/policies/finch.hpp
     include/kvevict/policies/h2o.hpp
     include/kvevict/policies/inertiakv.hpp
     include/kvevict/policies/key_geometry.hpp
+    include/kvevict/policies/lagkv.hpp
     include/kvevict/policies/laprox.hpp
     include/kvevict/policies/policy.hpp
+    include/kvevict/policies/qfilters.hpp
     include/kvevict/policies/snapkv.hpp
     include/kvevict/policies/streaming_llm.hpp
     include/kvevict/policies/tova.hpp
@@ -53,10 +63,17 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/attention_rows.hpp
     include/kvevict/scoring/attention_signals.hpp
     include/kvevict/scoring/cache_signals.hpp
+    include/kvevict/scoring/channel_ranges.hpp
+    include/kvevict/scoring/chunk_attention.hpp
+    include/kvevict/scoring/cur_scores.hpp
+    include/kvevict/scoring/expected_attention.hpp
+    include/kvevict/scoring/future_queries.hpp
     include/kvevict/scoring/group_reduce.hpp
     include/kvevict/scoring/kv_part.hpp
     include/kvevict/scoring/lag_deviation.hpp
+    include/kvevict/scoring/lag_scores.hpp
     include/kvevict/scoring/lane_scores.hpp
+    include/kvevict/scoring/leverage.hpp
     include/kvevict/scoring/min_max.hpp
     include/kvevict/scoring/normalize.hpp
     include/kvevict/scoring/observation_window.hpp
@@ -65,6 +82,8 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/pipeline.hpp
     include/kvevict/scoring/pooling.hpp
     include/kvevict/scoring/projected_norms.hpp
+    include/kvevict/scoring/query_filters.hpp
+    include/kvevict/scoring/query_statistics.hpp
     include/kvevict/scoring/row_blocks.hpp
     include/kvevict/scoring/row_counts.hpp
     include/kvevict/scoring/row_entropy.hpp
@@ -73,14 +92,17 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/spoiling_sum.hpp
     include/kvevict/scoring/stages.hpp
     include/kvevict/scoring/step_rows.hpp
+    include/kvevict/scoring/token_blocks.hpp
     include/kvevict/scoring/token_variance.hpp
     include/kvevict/scoring/value_norms.hpp
     include/kvevict/scoring/weighted_rows.hpp
+    include/kvevict/selection/partition_quotas.hpp
     include/kvevict/selection/pool_selection.hpp
     include/kvevict/selection/segment_caps.hpp
     include/kvevict/selection/slot_bits.hpp
     include/kvevict/selection/streaming_top_k.hpp
     include/kvevict/selection/top_k.hpp
+    include/kvevict/selection/whole_chunks.hpp
     include/kvevict/temporal/decoded_tokens.hpp
     include/kvevict/temporal/frozen_scores.hpp
     include/kvevict/temporal/hidden_delta.hpp
