@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-// Cases of `text policy leverage` and `noncausal`.
+// Cases of `text policy leverage`, `noncausal` and `compactor`.
 namespace kvevict_test {
 namespace {
 
@@ -69,6 +69,49 @@ void run_noncausal(const GoldenCase& golden, GoldenReport& report) {
         {.budget = budget, .chunk_len = golden.count("chunk_size"), .padded_last_chunk = true},
         prompt.shape);
   });
+}
+
+void run_compactor(const GoldenCase& golden, GoldenReport& report) {
+  const WindowPrompt prompt(golden, "n");
+  kvevict::RotaryEmbedding rotary;  // the case does not say, but Llama's is its default
+  const std::size_t dim = prompt.shape.head_dim;
+  for (std::size_t pair = 0; pair < dim / 2; ++pair) {
+    rotary.inv_freq.push_back(
+        std::pow(10000.0, -2.0 * static_cast<double>(pair) / static_cast<double>(dim)));
+  }
+  std::vector<float> turned = golden.tensor("keys_prerope").floats();
+  for (std::size_t row = 0; row < turned.size() / dim; ++row)
+    rotary.turn(static_cast<double>(row % prompt.len), turned.data() + row * dim);
+  report.scores("keys", golden.tensor("keys").values, turned);
+  for (const WindowPrompt::Way& way : prompt.ways()) {
+    for (const std::string& ratio : ratios_of(golden)) {
+      kvevict::Compactor policy(
+          {.budget = golden.count("n_kept." + ratio),
+           .num_sink_tokens = golden.count("sink_size_start"),
+           .recent_window = golden.count("sink_size_end"),
+           .chunk_len = golden.count("chunk_size"),
+           .blending = golden.real_or("blending", golden.real("ratio." + ratio)),
+           .sketch_dim = golden.count("sketch_dimension"),
+           .padded_last_chunk = true,
+           .rotary = rotary,
+           .key_sketch =
+               std::make_shared<const kvevict::KeySketch>(golden.tensor("sketch").floats())},
+          prompt.shape);
+      prompt.feed(policy, way);
+      report.equal("keep." + ratio, golden.tensor("keep." + ratio).values, prompt.keep(policy));
+      // The heads of the layer are brought together in the last stage.
+      std::vector<float> scores = prompt.scores(policy, 0);
+      std::vector<kvevict::ScoredLane> lanes;
+      for (std::size_t head = 0; head < prompt.shape.num_kv_heads; ++head)
+        lanes.push_back({head, std::span(scores).subspan(head * prompt.len, prompt.len), {}, {}});
+      const auto view = prompt.view(prompt.len);
+      const kvevict::ViewRef ref(view);
+      kvevict::Scratch scratch;
+      policy.method().normalise(lanes, {ref, policy.sequence(), kvevict::kernels::best(), scratch});
+      compare_scores(golden, report, golden.has("blending") ? "scores" : "scores." + ratio,
+                     prompt.len, scores);
+    }
+  }
 }
 
 }  // namespace kvevict_test

@@ -14,6 +14,7 @@ void run_block(const GoldenCase& golden, GoldenReport& report);
 void run_capkv(const GoldenCase& golden, GoldenReport& report);
 void run_chunk(const GoldenCase& golden, GoldenReport& report);
 void run_chunkkv(const GoldenCase& golden, GoldenReport& report);
+void run_compactor(const GoldenCase& golden, GoldenReport& report);
 void run_cur(const GoldenCase& golden, GoldenReport& report);
 void run_ema(const GoldenCase& golden, GoldenReport& report);
 void run_epikv(const GoldenCase& golden, GoldenReport& report);

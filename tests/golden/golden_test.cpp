@@ -27,6 +27,7 @@ const std::map<std::string, GoldenDriver>& drivers() {
       {"capkv", run_capkv},
       {"chunk", run_chunk},
       {"chunkkv", run_chunkkv},
+      {"compactor", run_compactor},
       {"cur", run_cur},
       {"ema", run_ema},
       {"epikv", run_epikv},

@@ -12,19 +12,32 @@
 #include "kvevict/core/types.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/scoring/lane_scores.hpp"
+#include "kvevict/scoring/observation_window.hpp"
 #include "kvevict/scoring/row_blocks.hpp"
 #include "kvevict/scoring/score_input.hpp"
+#include "kvevict/scoring/token_blocks.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <span>
 #include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
+
+/// Slots [first, second) of a lane behind its first `num_first` tokens and before the last
+/// `num_last` of the prompt.
+[[nodiscard]] inline std::pair<std::size_t, std::size_t> slots_between(
+    const Sequence& sequence, std::size_t lane, std::span<const std::uint8_t> valid,
+    std::size_t num_first, std::size_t num_last) noexcept {
+  const std::size_t last = find_observation_window(sequence, lane, num_last, valid).prefix_end;
+  return {std::min(last, end_of_tokens(valid, 0, sequence.seq_len(lane), num_first)), last};
+}
 
 struct ChunkAttentionOptions {
   std::size_t chunk_len = 256;      ///< tokens that attend to each other
@@ -91,11 +104,14 @@ class ChunkAttention {
     }
     return non_finite;
   }
-  void score(const ScoreInput& /*input*/, LaneScores& scores) const {
-    scores.start(0, scores.seq_len(), 1);
+  void score(const ScoreInput& input, LaneScores& scores) const {
+    const auto [first, last] = slots_between(input.sequence, scores.lane(), scores.cache().valid,
+                                             options_.num_sink_tokens, options_.num_last_tokens);
+    scores.start(first, last, 1);
     for (std::size_t head = 0; head < scores.num_heads(); ++head) {
       const std::span<const float> column = columns_.of(scores.layer(head), scores.kv_head(head));
-      std::copy(column.begin(), column.end(), scores.array(head).begin());
+      std::copy_n(column.begin() + static_cast<std::ptrdiff_t>(first), last - first,
+                  scores.array(head).begin());
     }
   }
 
