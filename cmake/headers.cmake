@@ -53,6 +53,10 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/composed.hpp
     include/kvevict/policies/controls.hpp
     include/kvevict/policies/criticalkv.hpp
+    include/kvevict/policies/chunkkv.hpp
+    include/kvevict/policies/compactor.hpp
+    include/kvevict/policies/composed.hpp
+    include/kvevict/policies/controls.hpp
     include/kvevict/policies/curdkv.hpp
     include/kvevict/policies/epikv.hpp
     include/kvevict/policies/epikv_attention.hpp
@@ -76,6 +80,7 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/rkv.hpp
     include/kvevict/policies/rocketkv.hpp
     include/kvevict/policies/scissorhands.hpp
+    include/kvevict/policies/qfilters.hpp
     include/kvevict/policies/snapkv.hpp
     include/kvevict/policies/streaming_llm.hpp
     include/kvevict/policies/tova.hpp
@@ -88,6 +93,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/cache_signals.hpp
     include/kvevict/scoring/channel_ranges.hpp
     include/kvevict/scoring/critical_scores.hpp
+    include/kvevict/scoring/chunk_attention.hpp
     include/kvevict/scoring/cur_scores.hpp
     include/kvevict/scoring/expected_attention.hpp
     include/kvevict/scoring/future_queries.hpp
@@ -97,6 +103,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/lag_deviation.hpp
     include/kvevict/scoring/lag_scores.hpp
     include/kvevict/scoring/lane_scores.hpp
+    include/kvevict/scoring/leverage.hpp
     include/kvevict/scoring/min_max.hpp
     include/kvevict/scoring/normalize.hpp
     include/kvevict/scoring/observation_window.hpp
@@ -136,6 +143,7 @@ set(KVEVICT_HEADERS
     include/kvevict/selection/two_stage.hpp
     include/kvevict/selection/whole_chunks.hpp
     include/kvevict/selection/whole_pages.hpp
+    include/kvevict/selection/whole_chunks.hpp
     include/kvevict/temporal/decoded_tokens.hpp
     include/kvevict/temporal/frozen_scores.hpp
     include/kvevict/temporal/hidden_delta.hpp

@@ -7,6 +7,7 @@
 #include "kvevict/core/eviction_policy.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/lane.hpp"
+#include "kvevict/core/rotary.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/step_inputs.hpp"
 #include "kvevict/core/types.hpp"
@@ -19,6 +20,9 @@
 #include "kvevict/policies/chunkkv.hpp"
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/criticalkv.hpp"
+#include "kvevict/policies/chunkkv.hpp"
+#include "kvevict/policies/compactor.hpp"
+#include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/curdkv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
@@ -40,16 +44,22 @@
 #include "kvevict/policies/rkv.hpp"
 #include "kvevict/policies/rocketkv.hpp"
 #include "kvevict/policies/scissorhands.hpp"
+#include "kvevict/policies/lagkv.hpp"
+#include "kvevict/policies/laprox.hpp"
+#include "kvevict/policies/qfilters.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/policies/tova.hpp"
 #include "kvevict/policies/value_weighted.hpp"
 #include "kvevict/policies/window_voting.hpp"
 #include "kvevict/scoring/output_projection.hpp"
+#include "kvevict/scoring/query_filters.hpp"
+#include "kvevict/scoring/query_statistics.hpp"
 
 #include <concepts>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -294,6 +304,9 @@ using NamedPolicies = PolicyList<
                ScissorHands,
                RaaS>;
 // clang-format on
+               EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg, ChunkKV, LagKV, LagKVBudget,
+               CurDKV, QFilters, Finch, ExpectedAttention, ExpectedAttentionStats, CapKV,
+               CapKVStats, Leverage, NonCausal>;
 
 /// What make_policy has to know of the model and of the engine.
 struct ModelInfo {
@@ -303,6 +316,11 @@ struct ModelInfo {
                     Inputs::kOutputProjection;
   std::shared_ptr<const OutputProjection> output_projection = nullptr;  ///< for those that ask
   const kernels::KernelSet* kernel = nullptr;                           ///< null: the best one
+  std::shared_ptr<const OutputProjection> output_projection = nullptr;  ///< for LaProx
+  std::optional<RotaryEmbedding> rotary = {};  ///< for policies that undo it; empty table: none
+  std::shared_ptr<const QueryFilters> query_filters = nullptr;        ///< for QFilters
+  std::shared_ptr<const QueryStatistics> query_statistics = nullptr;  ///< for those of that name
+  const kernels::KernelSet* kernel = nullptr;                         ///< null: the best one
 };
 
 namespace detail {
@@ -332,6 +350,16 @@ namespace detail {
   return names;
 }
 
+/// Whether a method reads queries' statistics without gathering them itself.
+template <class Method>
+[[nodiscard]] consteval bool needs_query_statistics() {
+  if constexpr (requires(typename Method::Options options) { options.query_statistics; }) {
+    return Method::kAttentionUse == AttentionUse::kNone;
+  } else {
+    return false;
+  }
+}
+
 template <class Method>
 [[nodiscard]] AnyPolicy make_from_text(std::type_identity<Policy<Method>> /*policy*/,
                                        std::string_view options_text, const ModelInfo& model) {
@@ -346,6 +374,14 @@ template <class Method>
   if constexpr (requires { options.output_projection; }) {
     options.output_projection = model.output_projection;
   }
+  if constexpr (requires { options.rotary; }) {
+    require(model.rotary.has_value(), Method::kName, "ModelInfo.rotary", 0, "must be given");
+    options.rotary = *model.rotary;
+  }
+  if constexpr (requires { options.query_filters; })
+    options.query_filters = model.query_filters;
+  if constexpr (needs_query_statistics<Method>())
+    options.query_statistics = model.query_statistics;
   return AnyPolicy(Policy<Method>(options, model.shape,
                                   model.kernel != nullptr ? *model.kernel : kernels::best()));
 }

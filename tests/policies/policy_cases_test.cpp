@@ -8,11 +8,17 @@
 #include "kvevict/policies/caote.hpp"
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/criticalkv.hpp"
+#include "kvevict/policies/chunkkv.hpp"
+#include "kvevict/policies/compactor.hpp"
+#include "kvevict/policies/controls.hpp"
+#include "kvevict/policies/curdkv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
 #include "kvevict/policies/epikv_key_value.hpp"
 #include "kvevict/policies/epikv_lag.hpp"
 #include "kvevict/policies/epikv_segments.hpp"
+#include "kvevict/policies/expected_attention.hpp"
+#include "kvevict/policies/finch.hpp"
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/key_geometry.hpp"
@@ -24,6 +30,9 @@
 #include "kvevict/policies/rkv.hpp"
 #include "kvevict/policies/rocketkv.hpp"
 #include "kvevict/policies/scissorhands.hpp"
+#include "kvevict/policies/lagkv.hpp"
+#include "kvevict/policies/laprox.hpp"
+#include "kvevict/policies/qfilters.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/policies/tova.hpp"
@@ -142,6 +151,55 @@ kvevict::InertiaKVOptions lazy_inertia(std::size_t budget) {
           .layers = {1, 3},
           .num_sink_tokens = 1,
           .recent_window = 2};
+}
+
+kvevict::ChunkKVOptions chunkkv(std::size_t budget) {
+  return {.budget = budget, .observation_window = 4, .chunk_len = 3};
+}
+kvevict::ChunkKVOptions chunkkv_filled(std::size_t budget) {
+  return {.budget = budget,
+          .observation_window = 4,
+          .chunk_len = 3,
+          .fill_rest = true,
+          .index_reuse = 2};
+}
+/// Two partitions and the sinks fill the budget.
+kvevict::LagKVOptions lagkv(std::size_t budget) {
+  return {.num_sink_tokens = 2, .lag_len = budget / 2};
+}
+kvevict::LagKVBudgetOptions lagkv_budget(std::size_t budget) {
+  return {.budget = budget, .num_sink_tokens = 2, .lag_len = 4};
+}
+/// Options of policies that know the rotary embedding.
+template <class Options>
+Options with_rotary(std::size_t budget) {
+  Options options;
+  options.budget = budget;
+  options.rotary.inv_freq = {1.0, 0.1};
+  return options;
+}
+template <class Options>
+Options with_statistics(std::size_t budget) {
+  auto statistics = std::make_shared<kvevict::QueryStatistics>(kToyShape, true);
+  Random random(21);
+  std::vector<float> query(kToyShape.head_dim);
+  for (std::size_t head = 0; head < kToyShape.num_layers * kToyShape.num_q_heads * 9; ++head) {
+    for (float& x : query)
+      x = random.eighths();
+    statistics->add(head / 9 / kToyShape.num_q_heads, head / 9 % kToyShape.num_q_heads,
+                    query.data());
+  }
+  Options options = with_rotary<Options>(budget);
+  options.query_statistics = statistics;
+  return options;
+}
+kvevict::QFiltersOptions qfilters(std::size_t budget) {
+  kvevict::QueryFilters filters(kToyShape.num_layers * kToyShape.num_kv_heads * kToyShape.head_dim);
+  Random random(13);
+  for (float& x : filters)
+    x = random.eighths();
+  return {.budget = budget,
+          .query_filters = std::make_shared<const kvevict::QueryFilters>(std::move(filters))};
 }
 
 /// Lanes that share a budget and go their own ways.
@@ -332,6 +390,29 @@ const std::vector<PolicyCase>& policy_cases() {
                                          })),
       case_of<kvevict::LaProx>(
           "LaProxExact", [](std::size_t budget) { return laprox(budget, GroupReading::kExact); }),
+      cuts_deeper(case_of<kvevict::ChunkKV>("ChunkKV", chunkkv)),
+      case_of<kvevict::ChunkKV>("ChunkKVFilled", chunkkv_filled),
+      without_count(case_of<kvevict::LagKV>("LagKV", lagkv)),
+      without_count(case_of<kvevict::LagKVBudget>("LagKVBudget", lagkv_budget)),
+      case_of<kvevict::CurDKV>("CurDKV"),
+      case_of<kvevict::QFilters>("QFilters", qfilters),
+      case_of<kvevict::Finch>("Finch",
+                              [](std::size_t budget) {
+                                return kvevict::FinchOptions{.budget = budget,
+                                                             .observation_window = 4};
+                              }),
+      case_of<kvevict::ExpectedAttention>("ExpectedAttention",
+                                          with_rotary<kvevict::ExpectedAttentionOptions>),
+      case_of<kvevict::ExpectedAttentionStats>("ExpectedAttentionStats",
+                                               with_statistics<kvevict::ExpectedAttentionOptions>),
+      case_of<kvevict::CapKV>("CapKV", with_rotary<kvevict::CapKVOptions>),
+      case_of<kvevict::CapKVStats>("CapKVStats", with_statistics<kvevict::CapKVOptions>),
+      case_of<kvevict::Leverage>("Leverage", with_rotary<kvevict::LeverageOptions>),
+      case_of<kvevict::NonCausal>("NonCausal",
+                                  [](std::size_t budget) {
+                                    return kvevict::NonCausalOptions{.budget = budget,
+                                                                     .chunk_len = 6};
+                                  }),
   };
   return cases;
 }
