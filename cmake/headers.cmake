@@ -50,13 +50,10 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/cake.hpp
     include/kvevict/policies/caote.hpp
     include/kvevict/policies/chunkkv.hpp
-    include/kvevict/policies/composed.hpp
-    include/kvevict/policies/controls.hpp
-    include/kvevict/policies/criticalkv.hpp
-    include/kvevict/policies/chunkkv.hpp
     include/kvevict/policies/compactor.hpp
     include/kvevict/policies/composed.hpp
     include/kvevict/policies/controls.hpp
+    include/kvevict/policies/criticalkv.hpp
     include/kvevict/policies/curdkv.hpp
     include/kvevict/policies/epikv.hpp
     include/kvevict/policies/epikv_attention.hpp
@@ -80,7 +77,6 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/rkv.hpp
     include/kvevict/policies/rocketkv.hpp
     include/kvevict/policies/scissorhands.hpp
-    include/kvevict/policies/qfilters.hpp
     include/kvevict/policies/snapkv.hpp
     include/kvevict/policies/streaming_llm.hpp
     include/kvevict/policies/tova.hpp
@@ -90,10 +86,11 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/attention_rows.hpp
     include/kvevict/scoring/attention_signals.hpp
     include/kvevict/scoring/below_uniform.hpp
+    include/kvevict/scoring/blend.hpp
     include/kvevict/scoring/cache_signals.hpp
     include/kvevict/scoring/channel_ranges.hpp
-    include/kvevict/scoring/critical_scores.hpp
     include/kvevict/scoring/chunk_attention.hpp
+    include/kvevict/scoring/critical_scores.hpp
     include/kvevict/scoring/cur_scores.hpp
     include/kvevict/scoring/expected_attention.hpp
     include/kvevict/scoring/future_queries.hpp
@@ -133,6 +130,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/weighted_rows.hpp
     include/kvevict/scoring/window_moments.hpp
     include/kvevict/scoring/window_vote.hpp
+    include/kvevict/selection/equal_quotas.hpp
     include/kvevict/selection/head_floors.hpp
     include/kvevict/selection/partition_quotas.hpp
     include/kvevict/selection/pool_selection.hpp
@@ -143,7 +141,6 @@ set(KVEVICT_HEADERS
     include/kvevict/selection/two_stage.hpp
     include/kvevict/selection/whole_chunks.hpp
     include/kvevict/selection/whole_pages.hpp
-    include/kvevict/selection/whole_chunks.hpp
     include/kvevict/temporal/decoded_tokens.hpp
     include/kvevict/temporal/frozen_scores.hpp
     include/kvevict/temporal/hidden_delta.hpp

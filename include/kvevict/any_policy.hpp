@@ -18,11 +18,9 @@
 #include "kvevict/policies/cake.hpp"
 #include "kvevict/policies/caote.hpp"
 #include "kvevict/policies/chunkkv.hpp"
-#include "kvevict/policies/controls.hpp"
-#include "kvevict/policies/criticalkv.hpp"
-#include "kvevict/policies/chunkkv.hpp"
 #include "kvevict/policies/compactor.hpp"
 #include "kvevict/policies/controls.hpp"
+#include "kvevict/policies/criticalkv.hpp"
 #include "kvevict/policies/curdkv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
@@ -44,9 +42,6 @@
 #include "kvevict/policies/rkv.hpp"
 #include "kvevict/policies/rocketkv.hpp"
 #include "kvevict/policies/scissorhands.hpp"
-#include "kvevict/policies/lagkv.hpp"
-#include "kvevict/policies/laprox.hpp"
-#include "kvevict/policies/qfilters.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/policies/tova.hpp"
@@ -261,12 +256,15 @@ using NamedPolicies = PolicyList<
     AhaKV,
     CAKE,
     CapKV,
+    CapKVStats,
     ChunkKV,
+    Compactor,
     CriticalKV,
     CurDKV,
     DuoAttention,
     EvolKV,
     ExpectedAttention,
+    ExpectedAttentionStats,
     Finch,
     H2OCAOTE,
     H2OFastCAOTE,
@@ -275,8 +273,10 @@ using NamedPolicies = PolicyList<
     Knorm,
     LagKV,
     LagKVBudget,
+    Leverage,
     LongFlow,
     LUKVKnorm,
+    NonCausal,
     PerLayerKnorm,
     PyramidKV,
     QFilters,
@@ -289,24 +289,7 @@ using NamedPolicies = PolicyList<
     TOVACAOTE,
     TOVAFastCAOTE,
     VATP>;
-    PolicyList<FullKV, RandomEviction, StreamingLLM, H2O, SnapKV, LaProx, InertiaKV,
-               InertiaKVValueNorm, EpiKV, EpiKVRaw, EpiKVBands, EpiKVKey, EpiKVValue, EpiKVLag,
-               EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg, TOVA, Knorm, KeyDiff,
-               CriticalKV,
-               TOVACAOTE,
-               TOVAFastCAOTE,
-               H2OCAOTE,
-               H2OFastCAOTE,
-               LongFlow,
-               VATP,
-               RKV,
-               AhaKV,
-               ScissorHands,
-               RaaS>;
 // clang-format on
-               EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg, ChunkKV, LagKV, LagKVBudget,
-               CurDKV, QFilters, Finch, ExpectedAttention, ExpectedAttentionStats, CapKV,
-               CapKVStats, Leverage, NonCausal>;
 
 /// What make_policy has to know of the model and of the engine.
 struct ModelInfo {
@@ -315,8 +298,6 @@ struct ModelInfo {
   Inputs supplied = Inputs::kAttention | Inputs::kHiddenStates | Inputs::kKeys | Inputs::kValues |
                     Inputs::kOutputProjection;
   std::shared_ptr<const OutputProjection> output_projection = nullptr;  ///< for those that ask
-  const kernels::KernelSet* kernel = nullptr;                           ///< null: the best one
-  std::shared_ptr<const OutputProjection> output_projection = nullptr;  ///< for LaProx
   std::optional<RotaryEmbedding> rotary = {};  ///< for policies that undo it; empty table: none
   std::shared_ptr<const QueryFilters> query_filters = nullptr;        ///< for QFilters
   std::shared_ptr<const QueryStatistics> query_statistics = nullptr;  ///< for those of that name

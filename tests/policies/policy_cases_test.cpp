@@ -6,11 +6,10 @@
 #include "kvevict/policies/ahakv.hpp"
 #include "kvevict/policies/cake.hpp"
 #include "kvevict/policies/caote.hpp"
-#include "kvevict/policies/controls.hpp"
-#include "kvevict/policies/criticalkv.hpp"
 #include "kvevict/policies/chunkkv.hpp"
 #include "kvevict/policies/compactor.hpp"
 #include "kvevict/policies/controls.hpp"
+#include "kvevict/policies/criticalkv.hpp"
 #include "kvevict/policies/curdkv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
@@ -22,17 +21,16 @@
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/key_geometry.hpp"
+#include "kvevict/policies/lagkv.hpp"
 #include "kvevict/policies/laprox.hpp"
 #include "kvevict/policies/lazy_lanes.hpp"
 #include "kvevict/policies/offline_budgets.hpp"
 #include "kvevict/policies/pyramidkv.hpp"
+#include "kvevict/policies/qfilters.hpp"
 #include "kvevict/policies/raas.hpp"
 #include "kvevict/policies/rkv.hpp"
 #include "kvevict/policies/rocketkv.hpp"
 #include "kvevict/policies/scissorhands.hpp"
-#include "kvevict/policies/lagkv.hpp"
-#include "kvevict/policies/laprox.hpp"
-#include "kvevict/policies/qfilters.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/policies/tova.hpp"
@@ -377,12 +375,14 @@ const std::vector<PolicyCase>& policy_cases() {
                               [](std::size_t budget) {
                                 return kvevict::AhaKVOptions{.budget = budget, .recent_window = 4};
                               }),
-      cuts_deeper(case_of<kvevict::ScissorHands>(
-          "ScissorHands",
-          [](std::size_t budget) {
-            return kvevict::ScissorHandsOptions{
-                .budget = budget, .drop = 3, .history = 6, .recent_window = 2};
-          })),
+      cuts_deeper(case_of<kvevict::ScissorHands>("ScissorHands",
+                                                 [](std::size_t budget) {
+                                                   return kvevict::ScissorHandsOptions{
+                                                       .budget = budget,
+                                                       .drop = 3,
+                                                       .history = 6,
+                                                       .recent_window = 2};
+                                                 })),
       cuts_deeper(case_of<kvevict::RaaS>("RaaS",
                                          [](std::size_t budget) {
                                            return kvevict::RaaSOptions{
