@@ -218,7 +218,7 @@ using NamedPolicies =
                InertiaKVValueNorm, EpiKV, EpiKVRaw, EpiKVBands, EpiKVKey, EpiKVValue, EpiKVLag,
                EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg, ChunkKV, LagKV, LagKVBudget,
                CurDKV, QFilters, Finch, ExpectedAttention, ExpectedAttentionStats, CapKV,
-               CapKVStats, Leverage, NonCausal>;
+               CapKVStats, Leverage, NonCausal, Compactor>;
 
 /// What make_policy has to know of the model and of the engine.
 struct ModelInfo {
