@@ -62,6 +62,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/attention_columns.hpp
     include/kvevict/scoring/attention_rows.hpp
     include/kvevict/scoring/attention_signals.hpp
+    include/kvevict/scoring/blend.hpp
     include/kvevict/scoring/cache_signals.hpp
     include/kvevict/scoring/channel_ranges.hpp
     include/kvevict/scoring/chunk_attention.hpp
@@ -96,6 +97,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/token_variance.hpp
     include/kvevict/scoring/value_norms.hpp
     include/kvevict/scoring/weighted_rows.hpp
+    include/kvevict/selection/equal_quotas.hpp
     include/kvevict/selection/partition_quotas.hpp
     include/kvevict/selection/pool_selection.hpp
     include/kvevict/selection/segment_caps.hpp
