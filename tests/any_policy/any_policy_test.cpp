@@ -72,6 +72,21 @@ TEST(MakePolicy, MissingInputIsNamed) {
   EXPECT_TRUE(contains(error, "EpiKV: the engine does not supply hidden states")) << error;
 }
 
+TEST(MakePolicy, TablesOfTheModelReachThePolicy) {
+  ModelInfo model{.shape = kShape};
+  EXPECT_TRUE(contains(error_of("expected_attention", "", model), "ModelInfo.rotary"));
+  EXPECT_TRUE(contains(error_of("qfilters", "", model), "query_filters"));
+  model.rotary = RotaryEmbedding{.inv_freq = {1.0, 0.1}};
+  EXPECT_TRUE(contains(error_of("capkv_stats", "", model), "query_statistics"));
+  model.query_filters = std::make_shared<const QueryFilters>(kShape.num_layers *
+                                                             kShape.num_kv_heads * kShape.head_dim);
+  model.query_statistics = std::make_shared<const QueryStatistics>(kShape, true);
+  for (const char* name : {"expected_attention", "expected_attention_stats", "capkv", "capkv_stats",
+                           "qfilters", "leverage", "compactor", "noncausal", "lagkv", "chunkkv"}) {
+    EXPECT_EQ(error_of(name, "", model), "") << name;
+  }
+}
+
 TEST(MakePolicy, CaseAndSeparatorsInTheNameDoNotMatter) {
   for (const char* name : {"StreamingLLM", "streaming_llm", "Streaming-LLM", "streamingllm"}) {
     EXPECT_EQ(make_policy(name, "", {.shape = kShape}).name(), "StreamingLLM");

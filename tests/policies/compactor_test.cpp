@@ -234,4 +234,68 @@ TEST(NonCausal, RefusesOptionsAndNamesThem) {
                       {"NonCausal", "kernel_size", "2"}));
 }
 
+/// Mask of a prompt of random numbers.
+template <class P>
+KeepMask mask_of_prompt(const typename P::Options& options) {
+  Random random(6);
+  WindowCache cache(kModel, 30);
+  cache.fill(random);
+  const WindowQueries queries(kModel, 30, random);
+  P policy(options, kModel);
+  feed_prompt(policy, cache, 30, queries, 30);
+  return policy.select(cache.view());
+}
+
+// policies.md 12: without leverage it is NonCausal; with leverage alone in view, Leverage.
+TEST(Compactor, ItsEndsAreItsParts) {
+  CompactorOptions options;
+  options.budget = 12;
+  options.num_sink_tokens = 0;
+  options.recent_window = 0;
+  options.chunk_len = 8;
+  options.blending = 0;
+  EXPECT_EQ(mask_of_prompt<Compactor>(options),
+            mask_of_prompt<NonCausal>({.budget = 12, .chunk_len = 8}));
+  options.blending = 1e6;
+  const KeepMask blended = mask_of_prompt<Compactor>(options);
+  const KeepMask leverage = mask_of_prompt<Leverage>({.budget = 12, .only_at_prefill_end = true});
+  for (std::size_t lane = 0; lane < 4; ++lane)
+    EXPECT_EQ(kept_slots(blended, lane / 2, lane % 2), kept_slots(leverage, lane / 2, lane % 2));
+}
+
+TEST(Compactor, EndsStayAndEveryHeadHasItsBudget) {
+  CompactorOptions options;
+  options.budget = 12;
+  options.num_sink_tokens = 3;
+  options.recent_window = 2;
+  const KeepMask mask = mask_of_prompt<Compactor>(options);
+  for (std::size_t lane = 0; lane < 4; ++lane) {
+    const Slots kept = kept_slots(mask, lane / 2, lane % 2);
+    ASSERT_EQ(kept.size(), 12U);
+    EXPECT_EQ(kept[2], 2U);
+    EXPECT_EQ(kept[10], 28U);
+  }
+  // kvpress fails where nothing lies between the ends.
+  options.num_sink_tokens = 20;
+  options.recent_window = 10;
+  options.budget = 30;
+  EXPECT_EQ(mask_of_prompt<Compactor>(options).total_evicted(), 0U);
+}
+
+// Without a weight of its own, leverage counts by the share that goes: 1 - 12 / 30.
+TEST(Compactor, LeverageCountsByTheShareThatGoes) {
+  CompactorOptions options;
+  options.budget = 12;
+  const KeepMask by_share = mask_of_prompt<Compactor>(options);
+  options.blending = .6;
+  EXPECT_EQ(mask_of_prompt<Compactor>(options), by_share);
+}
+
+TEST(Compactor, RefusesOptionsAndNamesThem) {
+  CompactorOptions options;
+  options.blending = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_TRUE(refuses([&] { Compactor(options, kModel); }, {"Compactor", "blending", "nan"}));
+  EXPECT_TRUE(refuses([] { Compactor({.budget = 11}, kModel); }, {"Compactor", "budget", "11"}));
+}
+
 }  // namespace

@@ -443,12 +443,16 @@ TEST_P(PolicyInvariants, RefusesRowsThatDoNotFitAndNamesTheField) {
     };
   };
   using Rows = kvevict::AttentionRows;
-  EXPECT_TRUE(refuses(attention([](Rows& r) { r.num_q_heads = 2; }), {name, "num_q_heads", "2"}));
-  EXPECT_TRUE(refuses(attention([](Rows& r) { r.num_rows = 0; }), {name, "num_rows", "0"}));
-  EXPECT_TRUE(refuses(attention([](Rows& r) { r.row_stride = 1; }), {name, "row_stride", "1"}));
-  EXPECT_TRUE(refuses(attention([](Rows& r) { r.row_stride = -50; }), {name, "row_stride", "-50"}));
-  EXPECT_TRUE(refuses(attention([](Rows& r) { r.head_stride = 0; }), {name, "head_stride", "0"}));
-  EXPECT_TRUE(refuses(attention([](Rows& r) { r.data = nullptr; }), {name, "data"}));
+  const bool takes_rows = engine.policy.attention_use() != kvevict::AttentionUse::kQueries;
+  if (takes_rows) {
+    EXPECT_TRUE(refuses(attention([](Rows& r) { r.num_q_heads = 2; }), {name, "num_q_heads", "2"}));
+    EXPECT_TRUE(refuses(attention([](Rows& r) { r.num_rows = 0; }), {name, "num_rows", "0"}));
+    EXPECT_TRUE(refuses(attention([](Rows& r) { r.row_stride = 1; }), {name, "row_stride", "1"}));
+    EXPECT_TRUE(
+        refuses(attention([](Rows& r) { r.row_stride = -50; }), {name, "row_stride", "-50"}));
+    EXPECT_TRUE(refuses(attention([](Rows& r) { r.head_stride = 0; }), {name, "head_stride", "0"}));
+    EXPECT_TRUE(refuses(attention([](Rows& r) { r.data = nullptr; }), {name, "data"}));
+  }
 
   const auto queries = [&](auto change) {
     return [&, change] {
@@ -465,7 +469,10 @@ TEST_P(PolicyInvariants, RefusesRowsThatDoNotFitAndNamesTheField) {
                       }),
                       {name, "sink_logits", "3"}));
   layer = 9;
-  EXPECT_TRUE(refuses(attention([](Rows&) {}), {name, "layer", "9"}));
+  EXPECT_TRUE(refuses(queries([](Queries&) {}), {name, "layer", "9"}));
+  if (takes_rows) {
+    EXPECT_TRUE(refuses(attention([](Rows&) {}), {name, "layer", "9"}));
+  }
 }
 
 // "It never saw attention" is visible: layers of a step that wanted rows and got none are counted.

@@ -408,6 +408,14 @@ const std::vector<PolicyCase>& policy_cases() {
       case_of<kvevict::CapKV>("CapKV", with_rotary<kvevict::CapKVOptions>),
       case_of<kvevict::CapKVStats>("CapKVStats", with_statistics<kvevict::CapKVOptions>),
       case_of<kvevict::Leverage>("Leverage", with_rotary<kvevict::LeverageOptions>),
+      case_of<kvevict::Compactor>("Compactor",
+                                  [](std::size_t budget) {
+                                    auto options = with_rotary<kvevict::CompactorOptions>(budget);
+                                    options.num_sink_tokens = 2;
+                                    options.recent_window = 1;
+                                    options.chunk_len = 6;
+                                    return options;
+                                  }),
       case_of<kvevict::NonCausal>("NonCausal",
                                   [](std::size_t budget) {
                                     return kvevict::NonCausalOptions{.budget = budget,

@@ -155,11 +155,13 @@ void feed_prompt(P& policy, WindowCache& cache, std::size_t len, const WindowQue
     done += count;
     if (done <= before)
       continue;
-    const std::size_t first = std::max(done - count, before) - before;
-    const std::size_t skipped = queries.num_rows() - (len - before);
-    for (std::size_t layer = 0; layer < cache.shape().num_layers; ++layer) {
-      policy.observe_queries(layer, queries.rows(layer, skipped + first, done - before - first),
-                             cache.view());
+    [[maybe_unused]] const std::size_t first = std::max(done - count, before) - before;
+    [[maybe_unused]] const std::size_t skipped = queries.num_rows() - (len - before);
+    if constexpr (P::kAttentionUse != kvevict::AttentionUse::kNone) {
+      for (std::size_t layer = 0; layer < cache.shape().num_layers; ++layer) {
+        policy.observe_queries(layer, queries.rows(layer, skipped + first, done - before - first),
+                               cache.view());
+      }
     }
   }
   policy.end_prefill(cache.view());
