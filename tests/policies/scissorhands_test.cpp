@@ -56,8 +56,8 @@ TEST(ScissorHands, CountsRowsBelowAnEvenShare) {
             (std::vector<float>{-2, -1, -1, -3}));
 }
 
-// Rows of a prompt of four, even shares 1, 1/2, 1/3 and 1/4. Below them: slot 0 never, slot 1 in the
-// third row, slot 2 in the fourth, slot 3 in the fourth, its only one.
+// Rows of a prompt of four, even shares 1, 1/2, 1/3 and 1/4. Below them: slot 0 never, slot 1 in
+// the third row, slot 2 in the fourth, slot 3 in the fourth, its only one.
 RowSession<ScissorHands> session_of(const ScissorHandsOptions& options) {
   RowSession<ScissorHands> session(options, kOneHead);
   session.policy.begin(4);
