@@ -1,8 +1,16 @@
 # Every public header. A new one is added here by check_headers.cmake -D UPDATE=ON.
 set(KVEVICT_HEADERS
     include/kvevict/allocation/allocation.hpp
+    include/kvevict/allocation/apportion.hpp
+    include/kvevict/allocation/budget_tables.hpp
     include/kvevict/allocation/first_prompt.hpp
     include/kvevict/allocation/heavy_and_recent.hpp
+    include/kvevict/allocation/lag_budgets.hpp
+    include/kvevict/allocation/lane_table.hpp
+    include/kvevict/allocation/layer_preference.hpp
+    include/kvevict/allocation/pyramid.hpp
+    include/kvevict/allocation/rocket_split.hpp
+    include/kvevict/allocation/streaming_lanes.hpp
     include/kvevict/allocation/whole_prompts.hpp
     include/kvevict/any_policy.hpp
     include/kvevict/config.hpp
@@ -13,9 +21,11 @@ set(KVEVICT_HEADERS
     include/kvevict/core/eviction_policy.hpp
     include/kvevict/core/function_ref.hpp
     include/kvevict/core/keep_mask.hpp
+    include/kvevict/core/lag_partitions.hpp
     include/kvevict/core/lane.hpp
     include/kvevict/core/protection.hpp
     include/kvevict/core/rerotation.hpp
+    include/kvevict/core/rotary.hpp
     include/kvevict/core/scored_lane.hpp
     include/kvevict/core/scratch.hpp
     include/kvevict/core/sequence.hpp
@@ -35,40 +45,62 @@ set(KVEVICT_HEADERS
     include/kvevict/kernels/scalar.hpp
     include/kvevict/kvevict.hpp
     include/kvevict/option_text.hpp
+    include/kvevict/policies/adakv.hpp
     include/kvevict/policies/ahakv.hpp
+    include/kvevict/policies/cake.hpp
     include/kvevict/policies/caote.hpp
+    include/kvevict/policies/chunkkv.hpp
+    include/kvevict/policies/compactor.hpp
     include/kvevict/policies/composed.hpp
     include/kvevict/policies/controls.hpp
     include/kvevict/policies/criticalkv.hpp
+    include/kvevict/policies/curdkv.hpp
     include/kvevict/policies/epikv.hpp
     include/kvevict/policies/epikv_attention.hpp
     include/kvevict/policies/epikv_key_value.hpp
     include/kvevict/policies/epikv_lag.hpp
     include/kvevict/policies/epikv_rules.hpp
     include/kvevict/policies/epikv_segments.hpp
+    include/kvevict/policies/expected_attention.hpp
+    include/kvevict/policies/finch.hpp
     include/kvevict/policies/h2o.hpp
     include/kvevict/policies/inertiakv.hpp
     include/kvevict/policies/key_geometry.hpp
+    include/kvevict/policies/lagkv.hpp
     include/kvevict/policies/laprox.hpp
+    include/kvevict/policies/lazy_lanes.hpp
+    include/kvevict/policies/offline_budgets.hpp
     include/kvevict/policies/policy.hpp
+    include/kvevict/policies/pyramidkv.hpp
+    include/kvevict/policies/qfilters.hpp
     include/kvevict/policies/raas.hpp
     include/kvevict/policies/rkv.hpp
+    include/kvevict/policies/rocketkv.hpp
     include/kvevict/policies/scissorhands.hpp
     include/kvevict/policies/snapkv.hpp
     include/kvevict/policies/streaming_llm.hpp
     include/kvevict/policies/tova.hpp
     include/kvevict/policies/value_weighted.hpp
+    include/kvevict/policies/window_voting.hpp
     include/kvevict/scoring/attention_columns.hpp
     include/kvevict/scoring/attention_rows.hpp
     include/kvevict/scoring/attention_signals.hpp
     include/kvevict/scoring/below_uniform.hpp
+    include/kvevict/scoring/blend.hpp
     include/kvevict/scoring/cache_signals.hpp
+    include/kvevict/scoring/channel_ranges.hpp
+    include/kvevict/scoring/chunk_attention.hpp
     include/kvevict/scoring/critical_scores.hpp
+    include/kvevict/scoring/cur_scores.hpp
+    include/kvevict/scoring/expected_attention.hpp
+    include/kvevict/scoring/future_queries.hpp
     include/kvevict/scoring/group_reduce.hpp
     include/kvevict/scoring/key_redundancy.hpp
     include/kvevict/scoring/kv_part.hpp
     include/kvevict/scoring/lag_deviation.hpp
+    include/kvevict/scoring/lag_scores.hpp
     include/kvevict/scoring/lane_scores.hpp
+    include/kvevict/scoring/leverage.hpp
     include/kvevict/scoring/min_max.hpp
     include/kvevict/scoring/normalize.hpp
     include/kvevict/scoring/observation_window.hpp
@@ -79,6 +111,8 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/pipeline.hpp
     include/kvevict/scoring/pooling.hpp
     include/kvevict/scoring/projected_norms.hpp
+    include/kvevict/scoring/query_filters.hpp
+    include/kvevict/scoring/query_statistics.hpp
     include/kvevict/scoring/recent_attention.hpp
     include/kvevict/scoring/recent_rows.hpp
     include/kvevict/scoring/row_blocks.hpp
@@ -89,16 +123,23 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/spoiling_sum.hpp
     include/kvevict/scoring/stages.hpp
     include/kvevict/scoring/step_rows.hpp
+    include/kvevict/scoring/token_blocks.hpp
     include/kvevict/scoring/token_variance.hpp
     include/kvevict/scoring/value_norms.hpp
     include/kvevict/scoring/value_prior.hpp
     include/kvevict/scoring/weighted_rows.hpp
+    include/kvevict/scoring/window_moments.hpp
+    include/kvevict/scoring/window_vote.hpp
+    include/kvevict/selection/equal_quotas.hpp
+    include/kvevict/selection/head_floors.hpp
+    include/kvevict/selection/partition_quotas.hpp
     include/kvevict/selection/pool_selection.hpp
     include/kvevict/selection/segment_caps.hpp
     include/kvevict/selection/slot_bits.hpp
     include/kvevict/selection/streaming_top_k.hpp
     include/kvevict/selection/top_k.hpp
     include/kvevict/selection/two_stage.hpp
+    include/kvevict/selection/whole_chunks.hpp
     include/kvevict/selection/whole_pages.hpp
     include/kvevict/temporal/decoded_tokens.hpp
     include/kvevict/temporal/frozen_scores.hpp

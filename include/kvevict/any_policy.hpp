@@ -7,36 +7,54 @@
 #include "kvevict/core/eviction_policy.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/lane.hpp"
+#include "kvevict/core/rotary.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/step_inputs.hpp"
 #include "kvevict/core/types.hpp"
 #include "kvevict/kernels/kernels.hpp"
 #include "kvevict/option_text.hpp"
+#include "kvevict/policies/adakv.hpp"
 #include "kvevict/policies/ahakv.hpp"
+#include "kvevict/policies/cake.hpp"
 #include "kvevict/policies/caote.hpp"
+#include "kvevict/policies/chunkkv.hpp"
+#include "kvevict/policies/compactor.hpp"
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/criticalkv.hpp"
+#include "kvevict/policies/curdkv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
 #include "kvevict/policies/epikv_key_value.hpp"
 #include "kvevict/policies/epikv_lag.hpp"
 #include "kvevict/policies/epikv_segments.hpp"
+#include "kvevict/policies/expected_attention.hpp"
+#include "kvevict/policies/finch.hpp"
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/key_geometry.hpp"
+#include "kvevict/policies/lagkv.hpp"
 #include "kvevict/policies/laprox.hpp"
+#include "kvevict/policies/lazy_lanes.hpp"
+#include "kvevict/policies/offline_budgets.hpp"
+#include "kvevict/policies/pyramidkv.hpp"
+#include "kvevict/policies/qfilters.hpp"
 #include "kvevict/policies/raas.hpp"
 #include "kvevict/policies/rkv.hpp"
+#include "kvevict/policies/rocketkv.hpp"
 #include "kvevict/policies/scissorhands.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/policies/tova.hpp"
 #include "kvevict/policies/value_weighted.hpp"
+#include "kvevict/policies/window_voting.hpp"
 #include "kvevict/scoring/output_projection.hpp"
+#include "kvevict/scoring/query_filters.hpp"
+#include "kvevict/scoring/query_statistics.hpp"
 
 #include <concepts>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -211,22 +229,66 @@ template <class... Ps>
 struct PolicyList {};
 
 /// Every policy that can be made by name. A new one is a line here.
-using NamedPolicies =
+// clang-format off
+using NamedPolicies = PolicyList<
     // clang-format off
-    PolicyList<FullKV, RandomEviction, StreamingLLM, H2O, SnapKV, LaProx, InertiaKV,
-               InertiaKVValueNorm, EpiKV, EpiKVRaw, EpiKVBands, EpiKVKey, EpiKVValue, EpiKVLag,
-               EpiKVLagKey, EpiKVAttention, EpiKVSegmentHS, EpiKVSeg, TOVA, Knorm, KeyDiff,
-               CriticalKV,
-               TOVACAOTE,
-               TOVAFastCAOTE,
-               H2OCAOTE,
-               H2OFastCAOTE,
-               LongFlow,
-               VATP,
-               RKV,
-               AhaKV,
-               ScissorHands,
-               RaaS>;
+    FullKV,
+    RandomEviction,
+    StreamingLLM,
+    H2O,
+    SnapKV,
+    LaProx,
+    InertiaKV,
+    InertiaKVValueNorm,
+    EpiKV,
+    EpiKVRaw,
+    EpiKVBands,
+    EpiKVKey,
+    EpiKVValue,
+    EpiKVLag,
+    EpiKVLagKey,
+    EpiKVAttention,
+    EpiKVSegmentHS,
+    EpiKVSeg,
+    AdaKV,
+    AdaKVKeyDiff,
+    AdaKVKnorm,
+    AhaKV,
+    CAKE,
+    CapKV,
+    CapKVStats,
+    ChunkKV,
+    Compactor,
+    CriticalKV,
+    CurDKV,
+    DuoAttention,
+    EvolKV,
+    ExpectedAttention,
+    ExpectedAttentionStats,
+    Finch,
+    H2OCAOTE,
+    H2OFastCAOTE,
+    HeadKV,
+    KeyDiff,
+    Knorm,
+    LagKV,
+    LagKVBudget,
+    Leverage,
+    LongFlow,
+    LUKVKnorm,
+    NonCausal,
+    PerLayerKnorm,
+    PyramidKV,
+    QFilters,
+    RaaS,
+    RKV,
+    RocketKV,
+    ScissorHands,
+    SimLayerKV,
+    TOVA,
+    TOVACAOTE,
+    TOVAFastCAOTE,
+    VATP>;
 // clang-format on
 
 /// What make_policy has to know of the model and of the engine.
@@ -236,7 +298,10 @@ struct ModelInfo {
   Inputs supplied = Inputs::kAttention | Inputs::kHiddenStates | Inputs::kKeys | Inputs::kValues |
                     Inputs::kOutputProjection;
   std::shared_ptr<const OutputProjection> output_projection = nullptr;  ///< for those that ask
-  const kernels::KernelSet* kernel = nullptr;                           ///< null: the best one
+  std::optional<RotaryEmbedding> rotary = {};  ///< for policies that undo it; empty table: none
+  std::shared_ptr<const QueryFilters> query_filters = nullptr;        ///< for QFilters
+  std::shared_ptr<const QueryStatistics> query_statistics = nullptr;  ///< for those of that name
+  const kernels::KernelSet* kernel = nullptr;                         ///< null: the best one
 };
 
 namespace detail {
@@ -266,6 +331,16 @@ namespace detail {
   return names;
 }
 
+/// Whether a method reads queries' statistics without gathering them itself.
+template <class Method>
+[[nodiscard]] consteval bool needs_query_statistics() {
+  if constexpr (requires(typename Method::Options options) { options.query_statistics; }) {
+    return Method::kAttentionUse == AttentionUse::kNone;
+  } else {
+    return false;
+  }
+}
+
 template <class Method>
 [[nodiscard]] AnyPolicy make_from_text(std::type_identity<Policy<Method>> /*policy*/,
                                        std::string_view options_text, const ModelInfo& model) {
@@ -280,6 +355,14 @@ template <class Method>
   if constexpr (requires { options.output_projection; }) {
     options.output_projection = model.output_projection;
   }
+  if constexpr (requires { options.rotary; }) {
+    require(model.rotary.has_value(), Method::kName, "ModelInfo.rotary", 0, "must be given");
+    options.rotary = *model.rotary;
+  }
+  if constexpr (requires { options.query_filters; })
+    options.query_filters = model.query_filters;
+  if constexpr (needs_query_statistics<Method>())
+    options.query_statistics = model.query_statistics;
   return AnyPolicy(Policy<Method>(options, model.shape,
                                   model.kernel != nullptr ? *model.kernel : kernels::best()));
 }

@@ -69,10 +69,12 @@ template <class Number>
   return true;
 }
 
-/// Whole numbers with colons between them: "3:7:21".
-[[nodiscard]] inline bool read_option(std::string_view text, std::vector<std::size_t>& value,
-                                      std::string& expected) {
-  expected = "whole numbers with ':' between them";
+/// Numbers with colons between them: "3:7:21", "0.25:1".
+template <class Number>
+[[nodiscard]] bool read_option(std::string_view text, std::vector<Number>& value,
+                               std::string& expected) {
+  expected = std::integral<Number> ? "whole numbers with ':' between them"
+                                   : "numbers with ':' between them";
   value.clear();
   while (!text.empty()) {
     const std::size_t end = text.find(':');

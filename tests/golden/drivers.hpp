@@ -10,23 +10,46 @@ namespace kvevict_test {
 // One driver for each `text policy`: runs the library over a case and reports what it compared. A
 // driver throws for an option that it does not know.
 
+void run_adakv(const GoldenCase& golden, GoldenReport& report);
+void run_allocation_tables(const GoldenCase& golden, GoldenReport& report);
+void run_cake(const GoldenCase& golden, GoldenReport& report);
+void run_duo_attention(const GoldenCase& golden, GoldenReport& report);
 void run_ahakv(const GoldenCase& golden, GoldenReport& report);
 void run_caote(const GoldenCase& golden, GoldenReport& report);
 void run_criticalkv(const GoldenCase& golden, GoldenReport& report);
+void run_block(const GoldenCase& golden, GoldenReport& report);
+void run_capkv(const GoldenCase& golden, GoldenReport& report);
+void run_chunk(const GoldenCase& golden, GoldenReport& report);
+void run_chunkkv(const GoldenCase& golden, GoldenReport& report);
+void run_compactor(const GoldenCase& golden, GoldenReport& report);
+void run_cur(const GoldenCase& golden, GoldenReport& report);
 void run_ema(const GoldenCase& golden, GoldenReport& report);
 void run_epikv(const GoldenCase& golden, GoldenReport& report);
+void run_expected_attention(const GoldenCase& golden, GoldenReport& report);
+void run_finch(const GoldenCase& golden, GoldenReport& report);
 void run_h2o(const GoldenCase& golden, GoldenReport& report);
 void run_inertiakv(const GoldenCase& golden, GoldenReport& report);
 void run_inertiakv_budget(const GoldenCase& golden, GoldenReport& report);
+void run_key_rerotation(const GoldenCase& golden, GoldenReport& report);
 void run_keydiff(const GoldenCase& golden, GoldenReport& report);
 void run_knorm(const GoldenCase& golden, GoldenReport& report);
+void run_lagkv(const GoldenCase& golden, GoldenReport& report);
 void run_laprox(const GoldenCase& golden, GoldenReport& report);
+void run_lukv(const GoldenCase& golden, GoldenReport& report);
+void run_per_layer(const GoldenCase& golden, GoldenReport& report);
+void run_pyramidkv(const GoldenCase& golden, GoldenReport& report);
+void run_pyramidkv_budgets(const GoldenCase& golden, GoldenReport& report);
 void run_longflow(const GoldenCase& golden, GoldenReport& report);
 void run_raas(const GoldenCase& golden, GoldenReport& report);
 void run_rkv(const GoldenCase& golden, GoldenReport& report);
 void run_scissorhands(const GoldenCase& golden, GoldenReport& report);
+void run_leverage(const GoldenCase& golden, GoldenReport& report);
+void run_noncausal(const GoldenCase& golden, GoldenReport& report);
+void run_observed_attention(const GoldenCase& golden, GoldenReport& report);
+void run_qfilter(const GoldenCase& golden, GoldenReport& report);
 void run_selection_global(const GoldenCase& golden, GoldenReport& report);
 void run_selection_topk(const GoldenCase& golden, GoldenReport& report);
+void run_simlayerkv(const GoldenCase& golden, GoldenReport& report);
 void run_snapkv(const GoldenCase& golden, GoldenReport& report);
 void run_streaming_llm(const GoldenCase& golden, GoldenReport& report);
 void run_tova(const GoldenCase& golden, GoldenReport& report);

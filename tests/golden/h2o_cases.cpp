@@ -1,5 +1,7 @@
 #include "golden/drivers.hpp"
+#include "golden/kvpress_ratios.hpp"
 #include "golden/step_logits.hpp"
+#include "golden/window_prompt.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/scratch.hpp"
 #include "kvevict/kernels/kernels.hpp"
@@ -12,7 +14,7 @@
 #include <string>
 #include <vector>
 
-// Cases of `text policy h2o`.
+// Cases of `text policy h2o`, and of the lifetime mean that kvpress calls observed_attention.
 namespace kvevict_test {
 namespace {
 
@@ -116,6 +118,14 @@ void run_h2o(const GoldenCase& golden, GoldenReport& report) {
     run(golden, report, name, RowSource::kQueries, golden.count("num_prompt"));
     run(golden, report, name, RowSource::kQueries, 5);
   }
+}
+
+void run_observed_attention(const GoldenCase& golden, GoldenReport& report) {
+  const WindowPrompt prompt(golden, "n");
+  compare_ratios(golden, report, prompt, [&](std::size_t budget) {
+    return kvevict::H2O({.heavy = budget, .recent = std::size_t{0}, .lifetime_mean = true},
+                        prompt.shape);
+  });
 }
 
 }  // namespace kvevict_test

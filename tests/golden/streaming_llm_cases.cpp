@@ -1,4 +1,5 @@
 #include "golden/drivers.hpp"
+#include "golden/kvpress_ratios.hpp"
 #include "kvevict/core/rerotation.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/views/compact.hpp"
@@ -56,9 +57,30 @@ Outcome run(const kvevict::StreamingLLMOptions& options, const std::vector<int>&
   return outcome;
 }
 
+// kvpress: one cut of a prompt to a share, told by scores of 0 and 1.
+void run_ratios(const GoldenCase& golden, GoldenReport& report) {
+  const std::size_t len = golden.count("n");
+  const std::size_t num_heads = golden.count("num_kv_heads");
+  for (const std::string& ratio : ratios_of(golden)) {
+    const std::size_t sinks = golden.count("n_sink");
+    const Outcome outcome =
+        run({.num_sink_tokens = sinks, .recent_window = golden.count("n_kept." + ratio) - sinks},
+            {static_cast<int>(len)});
+    std::vector<int> keep(num_heads * len, 0);
+    for (const float position : outcome.kept) {
+      for (std::size_t head = 0; head < num_heads; ++head)
+        keep[head * len + static_cast<std::size_t>(position)] = 1;
+    }
+    report.equal("keep." + ratio, golden.tensor("keep." + ratio).values, keep);
+    report.equal("scores." + ratio, golden.tensor("scores." + ratio).values, keep);
+  }
+}
+
 }  // namespace
 
 void run_streaming_llm(const GoldenCase& golden, GoldenReport& report) {
+  if (!golden.has("num_cases"))
+    return run_ratios(golden, report);
   for (std::size_t i = 0; i < golden.count("num_cases"); ++i) {
     const auto name = [&](const std::string& record) { return record + "." + std::to_string(i); };
     const kvevict::StreamingLLMOptions options{.num_sink_tokens = golden.count(name("sinks")),

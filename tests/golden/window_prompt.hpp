@@ -22,11 +22,11 @@ namespace kvevict_test {
 /// gives them, their attention rows.
 struct WindowPrompt {
   kvevict::CacheShape shape;
-  std::size_t len = 0;                        // tokens
-  std::size_t window = 0;                     // rows that queries and attention have
-  mutable std::vector<float> keys;            // [layers, num_kv_heads, len, head_dim]
-  mutable std::vector<float> values;          // the same, or empty
-  std::vector<std::vector<float>> queries;    // each layer's [num_q_heads, window, head_dim]
+  std::size_t len = 0;                      // tokens
+  std::size_t window = 0;                   // rows that queries and attention have
+  mutable std::vector<float> keys;          // [layers, num_kv_heads, len, head_dim]
+  mutable std::vector<float> values;        // the same, or empty
+  std::vector<std::vector<float>> queries;  // each layer's [num_q_heads, window, head_dim], or none
   std::vector<std::vector<float>> attention;  // each layer's [num_q_heads, window, len], or none
 
   WindowPrompt(const GoldenCase& golden, const std::string& window_name)
@@ -41,15 +41,18 @@ struct WindowPrompt {
              .head_dim = golden.count("head_dim")};
     for (std::size_t l = 0; l < shape.num_layers; ++l) {
       const std::string layer = one_layer ? "" : "L" + std::to_string(l) + ".";
-      append(golden, layer + "keys", shape.num_kv_heads * len * shape.head_dim, keys);
+      if (golden.has(layer + "keys"))
+        append(golden, layer + "keys", shape.num_kv_heads * len * shape.head_dim, keys);
       if (golden.has(layer + "values")) {
         append(golden, layer + "values", shape.num_kv_heads * len * shape.head_dim, values);
       }
       queries.emplace_back();
       if (window == 0)
         continue;
-      append(golden, layer + "queries", shape.num_q_heads * window * shape.head_dim,
-             queries.back());
+      if (golden.has(layer + "queries")) {
+        append(golden, layer + "queries", shape.num_q_heads * window * shape.head_dim,
+               queries.back());
+      }
       if (golden.has(layer + "attention")) {
         append(golden, layer + "attention", shape.num_q_heads * window * len,
                attention.emplace_back());
@@ -93,7 +96,11 @@ struct WindowPrompt {
   [[nodiscard]] std::vector<Way> ways() const {
     if (window == 0)
       return {{"cache alone", false, 0}};
-    std::vector<Way> result{{"queries", false, 0}, {"queries in chunks", false, 7}};
+    std::vector<Way> result;
+    if (!queries.front().empty()) {
+      result.push_back({"queries", false, 0});
+      result.push_back({"queries in chunks", false, 7});
+    }
     if (!attention.empty()) {
       result.push_back({"rows", true, 0});
       result.push_back({"rows in chunks", true, 3});
@@ -119,6 +126,8 @@ struct WindowPrompt {
         }
         if constexpr (P::kAttentionUse == kvevict::AttentionUse::kNone) {
           continue;
+        } else if constexpr (P::kAttentionUse == kvevict::AttentionUse::kQueries) {
+          policy.observe_queries(layer, query_rows(layer, first, rows), view(done));
         } else if (way.rows) {
           policy.observe_attention(layer, attention_rows(layer, first, rows));
         } else {

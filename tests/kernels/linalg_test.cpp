@@ -98,4 +98,42 @@ TEST(GramCholesky, ReadsTheWeightRowMajor) {
   EXPECT_NEAR(projected_norm(factor, {0.0F, 1.0F}), 9.110434, 1e-5);
 }
 
+// A = L L^T + I of random L: A A^-1 is the identity, and a factor of A^-1 gives v A^-1 v.
+TEST(InvertDefinite, TimesTheMatrixIsTheIdentity) {
+  for (const std::size_t dim : {1U, 2U, 5U, 48U}) {
+    const auto rows = random_matrix(3, dim, 8);
+    std::vector<double> matrix(dim * dim);
+    for (std::size_t r = 0; r < 3; ++r)
+      kernels::add_outer_product(0.5, rows.data() + r * dim, dim, matrix.data());
+    kernels::mirror_lower(matrix.data(), dim);
+    for (std::size_t i = 0; i < dim; ++i)
+      matrix[i * dim + i] += 1;
+    std::vector<double> inverse = matrix;
+    kernels::invert_definite(inverse.data(), dim);
+    for (std::size_t i = 0; i < dim; ++i) {
+      for (std::size_t j = 0; j < dim; ++j) {
+        double product = 0;
+        for (std::size_t k = 0; k < dim; ++k)
+          product += matrix[i * dim + k] * inverse[k * dim + j];
+        EXPECT_NEAR(product, i == j ? 1 : 0, 1e-12) << dim;
+      }
+    }
+    const auto v = random_matrix(1, dim, 9);
+    double form = 0;
+    for (std::size_t i = 0; i < dim; ++i) {
+      for (std::size_t j = 0; j < dim; ++j)
+        form += static_cast<double>(v[i]) * inverse[i * dim + j] * static_cast<double>(v[j]);
+    }
+    std::vector<float> factor(dim * dim);
+    kernels::semidefinite_cholesky(inverse.data(), dim, factor.data());
+    EXPECT_NEAR(projected_norm(factor, v), std::sqrt(form), 1e-6 * std::sqrt(form));
+  }
+}
+
+TEST(InvertDefinite, APivotThatIsNotPositiveIsLeftOut) {
+  std::vector<double> matrix = {4, 0, 0, 0};
+  kernels::invert_definite(matrix.data(), 2);
+  EXPECT_EQ(matrix, (std::vector<double>{.25, 0, 0, 0}));
+}
+
 }  // namespace

@@ -195,8 +195,8 @@ TEST_P(AllocationFree, ASecondRequestOfTheSameLengthTakesNone) {
 
 TEST_P(AllocationFree, ACacheThatNoLongerGrowsTakesNone) {
   const PolicyCase& policy = std::get<0>(GetParam());
-  const bool grows =
-      policy.name == "FullKV" || policy.make(64).trigger() == kvevict::Trigger::kPrefillEnd;
+  const bool grows = policy.grows || policy.name == "FullKV" ||
+                     policy.make(64).trigger() == kvevict::Trigger::kPrefillEnd;
   if (grows)
     GTEST_SKIP() << "keeps what is decoded";
   TestEngine<CountingPolicy> engine = make_engine();

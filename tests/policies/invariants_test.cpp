@@ -61,7 +61,7 @@ class PolicyInvariants : public testing::TestWithParam<PolicyCase> {
             answer_is_extra ? len - sequence.slots_before(
                                         lane, static_cast<std::size_t>(sequence.prompt().last))
                             : 0;
-        quota += static_cast<double>(allocation.lane_budget(kToyShape, 0, len));
+        quota += static_cast<double>(allocation.lane_budget(kToyShape, lane, len));
         held += len - answer;
         extra += answer;
       }
@@ -119,9 +119,10 @@ TEST_P(PolicyInvariants, ProtectedTokensStay) {
       const std::size_t len = mask.seq_len(layer, head);
       for (std::size_t slot = 6; slot < 8; ++slot)
         EXPECT_TRUE(mask.keeps(layer, head, slot));
-      // Windows give way to pins where the budget has no room for both: StreamingLLM's budget is
-      // its windows, so the two pins push out its sinks.
-      const bool has_room = GetParam().name != "StreamingLLM";
+      // Windows give way to pins where the budget has no room for both: the budget of these is
+      // their windows, so the two pins push out the sinks.
+      const bool has_room = GetParam().name != "StreamingLLM" &&
+                            GetParam().name != "DuoAttention" && GetParam().name != "SimLayerKV";
       const std::size_t recent = has_room ? protection.recent_window : protection.recent_window - 2;
       for (std::size_t i = 0; i < std::min(recent, len); ++i) {
         EXPECT_TRUE(mask.keeps(layer, head, len - 1 - i)) << "recent token " << i;
@@ -335,7 +336,9 @@ TEST_P(PolicyInvariants, TruncateToNothingIsANewSequence) {
   EXPECT_EQ(engine.policy.length(), 0U);
   EXPECT_EQ(engine.select().total_count(), 0U);
   engine.prompt(3);
-  EXPECT_EQ(engine.select().total_evicted(), 0U);
+  if (!GetParam().grows) {
+    EXPECT_EQ(engine.select().total_evicted(), 0U);
+  }
 }
 
 // An engine that keeps one set of tokens for all lanes executes a projection of the mask.

@@ -2,21 +2,34 @@
 // that the policies are compiled once for those tests.
 #include "support/policy_cases.hpp"
 
+#include "kvevict/policies/adakv.hpp"
 #include "kvevict/policies/ahakv.hpp"
+#include "kvevict/policies/cake.hpp"
 #include "kvevict/policies/caote.hpp"
+#include "kvevict/policies/chunkkv.hpp"
+#include "kvevict/policies/compactor.hpp"
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/criticalkv.hpp"
+#include "kvevict/policies/curdkv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
 #include "kvevict/policies/epikv_key_value.hpp"
 #include "kvevict/policies/epikv_lag.hpp"
 #include "kvevict/policies/epikv_segments.hpp"
+#include "kvevict/policies/expected_attention.hpp"
+#include "kvevict/policies/finch.hpp"
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/key_geometry.hpp"
+#include "kvevict/policies/lagkv.hpp"
 #include "kvevict/policies/laprox.hpp"
+#include "kvevict/policies/lazy_lanes.hpp"
+#include "kvevict/policies/offline_budgets.hpp"
+#include "kvevict/policies/pyramidkv.hpp"
+#include "kvevict/policies/qfilters.hpp"
 #include "kvevict/policies/raas.hpp"
 #include "kvevict/policies/rkv.hpp"
+#include "kvevict/policies/rocketkv.hpp"
 #include "kvevict/policies/scissorhands.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
@@ -64,6 +77,10 @@ PolicyCase cuts_deeper(PolicyCase policy) {
 }
 PolicyCase without_count(PolicyCase policy) {
   policy.counts_non_finite = false;
+  return policy;
+}
+PolicyCase grows(PolicyCase policy) {
+  policy.grows = true;
   return policy;
 }
 /// Scaled values that are not finite are 0 in Lag-KV, so no score is NaN.
@@ -134,6 +151,55 @@ kvevict::InertiaKVOptions lazy_inertia(std::size_t budget) {
           .recent_window = 2};
 }
 
+kvevict::ChunkKVOptions chunkkv(std::size_t budget) {
+  return {.budget = budget, .observation_window = 4, .chunk_len = 3};
+}
+kvevict::ChunkKVOptions chunkkv_filled(std::size_t budget) {
+  return {.budget = budget,
+          .observation_window = 4,
+          .chunk_len = 3,
+          .fill_rest = true,
+          .index_reuse = 2};
+}
+/// Two partitions and the sinks fill the budget.
+kvevict::LagKVOptions lagkv(std::size_t budget) {
+  return {.num_sink_tokens = 2, .lag_len = budget / 2};
+}
+kvevict::LagKVBudgetOptions lagkv_budget(std::size_t budget) {
+  return {.budget = budget, .num_sink_tokens = 2, .lag_len = 4};
+}
+/// Options of policies that know the rotary embedding.
+template <class Options>
+Options with_rotary(std::size_t budget) {
+  Options options;
+  options.budget = budget;
+  options.rotary.inv_freq = {1.0, 0.1};
+  return options;
+}
+template <class Options>
+Options with_statistics(std::size_t budget) {
+  auto statistics = std::make_shared<kvevict::QueryStatistics>(kToyShape, true);
+  Random random(21);
+  std::vector<float> query(kToyShape.head_dim);
+  for (std::size_t head = 0; head < kToyShape.num_layers * kToyShape.num_q_heads * 9; ++head) {
+    for (float& x : query)
+      x = random.eighths();
+    statistics->add(head / 9 / kToyShape.num_q_heads, head / 9 % kToyShape.num_q_heads,
+                    query.data());
+  }
+  Options options = with_rotary<Options>(budget);
+  options.query_statistics = statistics;
+  return options;
+}
+kvevict::QFiltersOptions qfilters(std::size_t budget) {
+  kvevict::QueryFilters filters(kToyShape.num_layers * kToyShape.num_kv_heads * kToyShape.head_dim);
+  Random random(13);
+  for (float& x : filters)
+    x = random.eighths();
+  return {.budget = budget,
+          .query_filters = std::make_shared<const kvevict::QueryFilters>(std::move(filters))};
+}
+
 /// Lanes that share a budget and go their own ways.
 TableScoreOptions random_scores(std::size_t budget) {
   Random random(5);
@@ -148,6 +214,57 @@ TableScoreOptions random_scores(std::size_t budget) {
           .min_keep = 2,
           .protection = {.recent_window = 1},
           .scores = scores};
+}
+
+kvevict::AdaKVOptions ada(std::size_t budget) {
+  return {.budget = budget, .observation_window = 4};
+}
+kvevict::AdaKVOptions ada_guarantee(std::size_t budget) {
+  return {.budget = budget,
+          .observation_window = 4,
+          .floor_rule = kvevict::FloorRule::kGuarantee,
+          .pyramid_beta = 3};
+}
+kvevict::CAKEOptions cake(std::size_t budget) {
+  return {.budget = budget, .observation_window = 4};
+}
+kvevict::CAKEOptions cake_at_prefill_end(std::size_t budget) {
+  return {.budget = budget, .observation_window = 4, .only_at_prefill_end = true};
+}
+kvevict::DuoAttentionOptions duo(std::size_t budget) {
+  return {.head_scores = {.1, .2, .3, .4, .8, .7, .6, .5},
+          .num_sink_tokens = 2,
+          .recent_window = budget - 2};
+}
+kvevict::EvolKVOptions evol(std::size_t budget) {
+  return {.budget = budget, .layer_budgets = {7, 9, 13, 11}, .observation_window = 4};
+}
+kvevict::HeadKVOptions head(std::size_t budget) {
+  return {
+      .budget = budget, .head_scores = {.1, .2, .3, .4, .8, .7, .6, .5}, .observation_window = 4};
+}
+/// Half of a workload's tokens, all of a budget that holds it.
+kvevict::LUKVKnorm::Options lukv(std::size_t budget) {
+  kvevict::LUKVKnorm::Options options;
+  if (budget < 40)
+    options.prune_ratios = {.5, .6, .45, .5, .3, .4, .52, .5};
+  return options;
+}
+kvevict::PerLayerKnorm::Options per_layer(std::size_t budget) {
+  kvevict::PerLayerKnorm::Options options;
+  if (budget < 40)
+    options.compression_ratios = {.5, .6, .4, .55};
+  return options;
+}
+kvevict::RocketKVOptions rocket(std::size_t budget) {
+  return {.budget = budget, .observation_window = 4};
+}
+/// All layers are lazy.
+kvevict::SimLayerKVOptions sim(std::size_t budget) {
+  return {.lazy_threshold = 0, .num_initial = 2, .recent_window = budget - 2};
+}
+kvevict::PyramidKVOptions pyramid(std::size_t budget) {
+  return {.budget = budget, .observation_window = 4, .beta = 3};
 }
 
 }  // namespace
@@ -212,6 +329,19 @@ const std::vector<PolicyCase>& policy_cases() {
                                                                     .recent_window = 2,
                                                                     .only_at_prefill_end = true};
                                 }),
+      case_of<kvevict::AdaKV>("AdaKV", ada),
+      case_of<kvevict::AdaKV>("AdaKVGuarantee", ada_guarantee),
+      case_of<kvevict::AdaKVKnorm>("AdaKVKnorm"),
+      case_of<kvevict::CAKE>("CAKE", cake),
+      case_of<kvevict::CAKE>("CAKEAtPrefillEnd", cake_at_prefill_end),
+      grows(case_of<kvevict::DuoAttention>("DuoAttention", duo)),
+      case_of<kvevict::EvolKV>("EvolKV", evol),
+      case_of<kvevict::HeadKV>("HeadKV", head),
+      grows(case_of<kvevict::LUKVKnorm>("LUKVKnorm", lukv)),
+      grows(case_of<kvevict::PerLayerKnorm>("PerLayerKnorm", per_layer)),
+      case_of<kvevict::PyramidKV>("PyramidKV", pyramid),
+      case_of<kvevict::RocketKV>("RocketKV", rocket),
+      case_of<kvevict::SimLayerKV>("SimLayerKV", sim),
       case_of<kvevict::LaProx>(
           "LaProx", [](std::size_t budget) { return laprox(budget, GroupReading::kMeanNorms); }),
       case_of<kvevict::LaProx>(
@@ -245,12 +375,14 @@ const std::vector<PolicyCase>& policy_cases() {
                               [](std::size_t budget) {
                                 return kvevict::AhaKVOptions{.budget = budget, .recent_window = 4};
                               }),
-      cuts_deeper(case_of<kvevict::ScissorHands>(
-          "ScissorHands",
-          [](std::size_t budget) {
-            return kvevict::ScissorHandsOptions{
-                .budget = budget, .drop = 3, .history = 6, .recent_window = 2};
-          })),
+      cuts_deeper(case_of<kvevict::ScissorHands>("ScissorHands",
+                                                 [](std::size_t budget) {
+                                                   return kvevict::ScissorHandsOptions{
+                                                       .budget = budget,
+                                                       .drop = 3,
+                                                       .history = 6,
+                                                       .recent_window = 2};
+                                                 })),
       cuts_deeper(case_of<kvevict::RaaS>("RaaS",
                                          [](std::size_t budget) {
                                            return kvevict::RaaSOptions{
@@ -258,6 +390,29 @@ const std::vector<PolicyCase>& policy_cases() {
                                          })),
       case_of<kvevict::LaProx>(
           "LaProxExact", [](std::size_t budget) { return laprox(budget, GroupReading::kExact); }),
+      cuts_deeper(case_of<kvevict::ChunkKV>("ChunkKV", chunkkv)),
+      case_of<kvevict::ChunkKV>("ChunkKVFilled", chunkkv_filled),
+      without_count(case_of<kvevict::LagKV>("LagKV", lagkv)),
+      without_count(case_of<kvevict::LagKVBudget>("LagKVBudget", lagkv_budget)),
+      case_of<kvevict::CurDKV>("CurDKV"),
+      case_of<kvevict::QFilters>("QFilters", qfilters),
+      case_of<kvevict::Finch>("Finch",
+                              [](std::size_t budget) {
+                                return kvevict::FinchOptions{.budget = budget,
+                                                             .observation_window = 4};
+                              }),
+      case_of<kvevict::ExpectedAttention>("ExpectedAttention",
+                                          with_rotary<kvevict::ExpectedAttentionOptions>),
+      case_of<kvevict::ExpectedAttentionStats>("ExpectedAttentionStats",
+                                               with_statistics<kvevict::ExpectedAttentionOptions>),
+      case_of<kvevict::CapKV>("CapKV", with_rotary<kvevict::CapKVOptions>),
+      case_of<kvevict::CapKVStats>("CapKVStats", with_statistics<kvevict::CapKVOptions>),
+      case_of<kvevict::Leverage>("Leverage", with_rotary<kvevict::LeverageOptions>),
+      case_of<kvevict::NonCausal>("NonCausal",
+                                  [](std::size_t budget) {
+                                    return kvevict::NonCausalOptions{.budget = budget,
+                                                                     .chunk_len = 6};
+                                  }),
   };
   return cases;
 }

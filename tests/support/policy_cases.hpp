@@ -30,6 +30,9 @@ struct PolicyCase {
   bool keeps_exactly = true;
   /// NaN in what it reads shows in its counters; otherwise the definition turns it into a score.
   bool counts_non_finite = true;
+  /// Keeps a share of all tokens, or all of some lanes: its cache grows with the text, and a share
+  /// takes something from the shortest prompt.
+  bool grows = false;
 
   [[nodiscard]] AnyTestPolicy make(std::size_t budget) const {
     return make_with(budget, kvevict::kernels::best());

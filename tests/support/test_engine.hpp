@@ -221,7 +221,10 @@ class TestEngine {
         scratch_.insert(scratch_.end(), row.begin(), row.end());
       }
     }
-    if (rows_from == RowsFrom::kQueries) {
+    bool from_queries = rows_from == RowsFrom::kQueries;
+    if constexpr (requires { policy.attention_use(); })
+      from_queries = from_queries || policy.attention_use() == kvevict::AttentionUse::kQueries;
+    if (from_queries) {
       policy.observe_queries(layer,
                              {.data = scratch_.data(),
                               .num_q_heads = num_heads,

@@ -79,6 +79,14 @@ class Budget {
     const std::uint64_t kept = n / kOne * value_ + n % kOne * value_ / kOne;
     return static_cast<std::size_t>(std::max<std::uint64_t>(1, kept));
   }
+  /// The same before it is rounded down and clamped.
+  [[nodiscard]] constexpr double unrounded_tokens_of(std::size_t seq_len,
+                                                     std::size_t num_lanes = 1) const noexcept {
+    const auto value = static_cast<double>(value_);
+    if (kind_ == Kind::kKeepRatio)
+      return static_cast<double>(seq_len) * value / static_cast<double>(kOne);
+    return kind_ == Kind::kTotal ? value / static_cast<double>(num_lanes) : value;
+  }
 
  private:
   enum class Kind : std::uint8_t { kTokens, kTotal, kKeepRatio };

@@ -25,7 +25,8 @@ struct PositionSpan {
 /// What an engine has to hand over; a set of flags.
 enum class Inputs : std::uint32_t {
   kNothing = 0,
-  kAttention = 1U << 0U,         ///< attention rows, or the queries to compute them from
+  kAttention = 1U << 0U,         ///< attention rows, or the queries to compute them from; the
+                                 ///< latter alone will do for AttentionUse::kQueries
   kHiddenStates = 1U << 1U,      ///< residual stream after some blocks
   kKeys = 1U << 2U,              ///< cached keys, through the view
   kValues = 1U << 3U,            ///< cached values, through the view
@@ -50,6 +51,7 @@ enum class AttentionUse : std::uint8_t {
   kWindow,   ///< the last rows of the prompt, once
   kLastRow,  ///< the newest row or rows of each step, few of a prompt
   kAllRows,  ///< every row, those of the prompt too
+  kQueries,  ///< every query itself, but no row: observe_queries alone, at the cost of a pass
 };
 
 /// How far one row of decisions reaches.

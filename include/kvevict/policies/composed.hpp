@@ -3,16 +3,20 @@
 
 #include "kvevict/allocation/allocation.hpp"
 #include "kvevict/config.hpp"
+#include "kvevict/core/lane.hpp"
 #include "kvevict/core/protection.hpp"
 #include "kvevict/core/scored_lane.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/core/step_inputs.hpp"
 #include "kvevict/core/types.hpp"
 #include "kvevict/policies/policy.hpp"
 #include "kvevict/scoring/attention_rows.hpp"
 #include "kvevict/scoring/pipeline.hpp"
 #include "kvevict/scoring/score_input.hpp"
 
+#include <algorithm>
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <span>
@@ -28,7 +32,9 @@ KVEVICT_NAMESPACE_BEGIN
 /// Optional: check(options, shape), which throws; allocation(options), who gets how much where that
 /// is more than options.budget for each lane, or allocator(options, shape) where it changes from
 /// step to step (Allocator); selector(options), a selection of
-/// its own (Selector); protection(options) where the allocator does not say it.
+/// its own (Selector); protection(options) where the allocator does not say it;
+/// scored_layer(options, layer), the layer whose scores `layer` takes, itself or one before it:
+/// only such layers are observed.
 template <class R>
 concept Recipe = requires(const typename R::Options& options, const CacheShape& shape) {
   { R::kName } -> std::convertible_to<std::string_view>;
@@ -37,10 +43,14 @@ concept Recipe = requires(const typename R::Options& options, const CacheShape& 
   R::pipeline(options, shape);
 };
 
-/// Who gets how much, where it depends on more than the options. Optional: state(), begin().
-template <class A>
+/// Who gets how much, where it depends on more than the options. Optional: state(), begin(). One
+/// that goes by what was observed has allocation(sequence, signal) and reads the pipeline's signal.
+template <class A, class S>
 concept Allocator = requires(const A& allocator, const Sequence& sequence) {
   { allocator.allocation(sequence) } -> std::same_as<Allocation>;
+}
+|| requires(const A& allocator, const Sequence& sequence, const S& signal) {
+  { allocator.allocation(sequence, signal) } -> std::same_as<Allocation>;
 };
 
 /// Who stays of those who compete: marks at most `quota` candidates in the lanes' keep bits.
@@ -49,6 +59,22 @@ concept Selector = requires(const S& selector, std::span<ScoredLane> lanes, std:
                             const ScoreInput& input) {
   selector.choose(lanes, quota, input);
 };
+
+namespace detail {
+
+/// The name of a recipe that changes another one: "AdaKV" over "Knorm" is "AdaKVKnorm".
+template <const std::string_view& kFirst, const std::string_view& kSecond>
+struct JoinedName {
+  static constexpr std::array<char, kFirst.size() + kSecond.size()> kLetters = [] {
+    std::array<char, kFirst.size() + kSecond.size()> letters{};
+    std::copy(kSecond.begin(), kSecond.end(),
+              std::copy(kFirst.begin(), kFirst.end(), letters.begin()));
+    return letters;
+  }();
+  static constexpr std::string_view kName{kLetters.data(), kLetters.size()};
+};
+
+}  // namespace detail
 
 // What most recipes have in common; a recipe derives from one of these and says the rest.
 
@@ -90,23 +116,26 @@ struct CacheScoreOptions {
   bool only_at_prefill_end = false;  ///< cut each prompt once and keep what is decoded
 };
 
-/// The recipe of such a policy, but for its pipeline.
+/// The recipe of such a policy, but for its pipeline. Its options may have more fields than these.
 struct CutsByCacheScore {
   using Options = CacheScoreOptions;
 
-  [[nodiscard]] static MaskScope scope(const Options& /*options*/) noexcept {
+  template <class O>
+  [[nodiscard]] static MaskScope scope(const O& /*options*/) noexcept {
     return MaskScope::kHead;
   }
-  [[nodiscard]] static Trigger trigger(const Options& options) noexcept {
+  template <class O>
+  [[nodiscard]] static Trigger trigger(const O& options) noexcept {
     return options.only_at_prefill_end ? Trigger::kPrefillEnd : Trigger::kEveryStep;
   }
-  [[nodiscard]] static Protection protection(const Options& options) noexcept {
+  template <class O>
+  [[nodiscard]] static Protection protection(const O& options) noexcept {
     return {.num_sink_tokens = options.num_sink_tokens,
             .recent_window = options.recent_window,
             .after_prompt = options.only_at_prefill_end};
   }
-  template <class Visit>
-  static void visit_options(Options& options, Visit&& visit) {
+  template <class O, class Visit>
+  static void visit_options(O& options, Visit&& visit) {
     visit("budget", options.budget);
     visit("num_sink_tokens", options.num_sink_tokens);
     visit("recent_window", options.recent_window);
@@ -145,6 +174,8 @@ class Composed {
   using Parts =
       decltype(R::pipeline(std::declval<const Options&>(), std::declval<const CacheShape&>()));
   using Signal = std::remove_cvref_t<decltype(std::declval<Parts&>().signal())>;
+  using Budgets =
+      decltype(make_allocator(std::declval<const Options&>(), std::declval<const CacheShape&>()));
   using Selection = decltype(make_selector(std::declval<const Options&>()));
   static constexpr std::string_view kName = R::kName;
   static constexpr Inputs kRequiredInputs =
@@ -167,7 +198,11 @@ class Composed {
     }
   }
   [[nodiscard]] Allocation allocation(const Sequence& sequence) const noexcept {
-    return allocator_.allocation(sequence);
+    if constexpr (requires { allocator_.allocation(sequence, pipeline_.signal()); }) {
+      return allocator_.allocation(sequence, pipeline_.signal());
+    } else {
+      return allocator_.allocation(sequence);
+    }
   }
   [[nodiscard]] auto state() noexcept {
     if constexpr (requires { allocator_.state(); }) {
@@ -185,11 +220,13 @@ class Composed {
   }
   [[nodiscard]] std::size_t wanted_rows(const Sequence& sequence, std::size_t layer) const
       requires(kAttentionUse != AttentionUse::kNone) {
-    return pipeline_.signal().wanted_rows(sequence, layer);
+    return scored_layer(layer) == layer ? pipeline_.signal().wanted_rows(sequence, layer) : 0;
   }
   std::size_t observe_rows(const GroupRows& rows, const Sequence& sequence,
                            const kernels::KernelSet& kernel) requires(kAttentionUse !=
-                                                                      AttentionUse::kNone) {
+                                                                          AttentionUse::kNone &&
+                                                                      kAttentionUse !=
+                                                                          AttentionUse::kQueries) {
     return pipeline_.signal().observe_rows(rows, sequence, kernel);
   }
   std::size_t end_layer(std::size_t layer, const Sequence& sequence,
@@ -197,13 +234,26 @@ class Composed {
     signal.end_layer(layer, sequence, kernel);
   }
   { return pipeline_.signal().end_layer(layer, sequence, kernel); }
+  std::size_t observe_query_rows(
+      std::size_t layer, const QueryRows& rows, const Sequence& sequence, const ViewRef& view,
+      const kernels::KernelSet& kernel) requires(kAttentionUse == AttentionUse::kQueries) {
+    return pipeline_.signal().observe_query_rows(layer, rows, sequence, view, kernel);
+  }
   std::size_t observe_cache(const ScoreInput& input) requires requires(Signal& signal) {
     signal.observe_cache(input);
   }
   { return pipeline_.signal().observe_cache(input); }
 
+  [[nodiscard]] const Parts& parts() const noexcept { return pipeline_; }
+  [[nodiscard]] const Budgets& allocator() const noexcept { return allocator_; }
+
   void score(const ScoreInput& input, std::size_t lane, std::span<float> out) const {
-    pipeline_.score(input, lane, out);
+    const CacheShape& shape = input.sequence.shape();
+    const std::size_t layer = shape.first_layer(scope(), lane);
+    // The lanes of a layer lie side by side.
+    const std::size_t lanes_before =
+        (layer - scored_layer(layer)) * shape.num_lanes(scope()) / shape.num_layers;
+    pipeline_.score(input, lane - lanes_before, out);
   }
   void normalise(std::span<ScoredLane> lanes, const ScoreInput& input) const {
     pipeline_.normalise(lanes, input);
@@ -224,10 +274,19 @@ class Composed {
       R::check(options, shape);
   }
 
+  static_assert(Allocator<Budgets, Signal>);
+
+  [[nodiscard]] std::size_t scored_layer(std::size_t layer) const noexcept {
+    if constexpr (requires { R::scored_layer(options_, layer); }) {
+      return R::scored_layer(options_, layer);
+    } else {
+      return layer;
+    }
+  }
+
   Options options_;
   Parts pipeline_;
-  decltype(make_allocator(std::declval<const Options&>(),
-                          std::declval<const CacheShape&>())) allocator_;
+  Budgets allocator_;
   [[no_unique_address]] Selection selector_;
 };
 

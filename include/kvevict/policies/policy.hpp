@@ -44,7 +44,9 @@ enum class Trigger : std::uint8_t {
 /// driver renumbers, rolls back and forgets it; a method has no lifecycle of its own.
 ///
 /// Optional members: begin(sequence); observe_rows(group_rows, sequence, kernel) with
-/// wanted_rows(sequence, layer) and end_layer(layer, sequence, kernel); observe_hidden(layer,
+/// wanted_rows(sequence, layer) and end_layer(layer, sequence, kernel), or for
+/// AttentionUse::kQueries observe_query_rows(layer, queries, sequence, view, kernel);
+/// observe_hidden(layer,
 /// rows, sequence, kernel) with wants_hidden(layer); observe_cache(input), once a step;
 /// score(input, lane, out), without which every candidate is equal; normalise(lanes, input), run
 /// over all lanes of a pool before selection; choose(lanes, quota, input), a selection of its own.
@@ -151,8 +153,8 @@ class Policy {
   }
 
   /// Softmax rows of the newest tokens. More rows than wanted may be given; the newest are used.
-  void observe_attention(std::size_t layer,
-                         const AttentionRows& rows) requires(kAttentionUse != AttentionUse::kNone) {
+  void observe_attention(std::size_t layer, const AttentionRows& rows) requires(
+      kAttentionUse != AttentionUse::kNone && kAttentionUse != AttentionUse::kQueries) {
     check_layer(layer);
     append_implied();
     const std::size_t wanted = wanted_attention_rows(layer);
@@ -188,10 +190,15 @@ class Policy {
     detail::check_same_shape(view.shape(), shape_, kName);
     for (std::size_t head = 0; head < shape_.num_kv_heads; ++head)
       check_lane(view.lane(layer, head), layer, head, Inputs::kKeys);
-    for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
-      counters_.non_finite += rows_from_queries_.visit(
-          queries, shape_, layer, head, view.lane(layer, head), sequence_.length(), wanted,
-          *kernel_, [&](const GroupRows& group) { observe_group(group); });
+    if constexpr (kAttentionUse == AttentionUse::kQueries) {
+      counters_.non_finite += method_.observe_query_rows(layer, newest_rows(queries, wanted),
+                                                         sequence_, as_view_ref(view), *kernel_);
+    } else {
+      for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
+        counters_.non_finite += rows_from_queries_.visit(
+            queries, shape_, layer, head, view.lane(layer, head), sequence_.length(), wanted,
+            *kernel_, [&](const GroupRows& group) { observe_group(group); });
+      }
     }
     end_layer(layer);
   }
@@ -372,6 +379,11 @@ class Policy {
         break;
     }
     return true;
+  }
+  [[nodiscard]] static QueryRows newest_rows(QueryRows queries, std::size_t wanted) noexcept {
+    queries.data += static_cast<std::ptrdiff_t>(queries.num_rows - wanted) * queries.row_stride;
+    queries.num_rows = wanted;
+    return queries;
   }
   void observe_group(const GroupRows& group) {
     counters_.non_finite += method_.observe_rows(group, sequence_, *kernel_);

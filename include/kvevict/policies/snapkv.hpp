@@ -7,9 +7,8 @@
 #include "kvevict/policies/composed.hpp"
 #include "kvevict/scoring/attention_signals.hpp"
 #include "kvevict/scoring/group_reduce.hpp"
-#include "kvevict/scoring/pipeline.hpp"
 #include "kvevict/scoring/pooling.hpp"
-#include "kvevict/scoring/stages.hpp"
+#include "kvevict/scoring/window_vote.hpp"
 
 #include <cstddef>
 #include <string_view>
@@ -40,19 +39,18 @@ struct SnapKVRecipe : CutsPrompts {
   static constexpr std::string_view kName = "SnapKV";
 
   static void check(const Options& options, const CacheShape& /*shape*/) {
-    options.pooling.check(kName);
     detail::require(options.protect_window || options.softmax_support == SoftmaxSupport::kAll,
                     kName, "protect_window", options.protect_window,
                     "must be true where the softmax leaves the window out");
   }
   static auto pipeline(const Options& options, const CacheShape& shape) {
-    return WindowAttention(kName, shape,
-                           {.window = options.observation_window,
-                            .heads = early_reduce(options),
-                            .support = options.softmax_support,
-                            .score_window = !options.protect_window}) |
-           when(options.pool_first, Pool{options.pooling}) | GroupReduction{options.group_reduce} |
-           when(!options.pool_first, Pool{options.pooling});
+    return window_vote(kName, shape,
+                       {.window = options.observation_window,
+                        .pooling = options.pooling,
+                        .group_reduce = options.group_reduce,
+                        .pool_first = options.pool_first,
+                        .support = options.softmax_support,
+                        .score_window = !options.protect_window});
   }
   /// Rows that a score is the sum over.
   static std::size_t num_rows_summed(const Options& options) noexcept {
@@ -74,15 +72,6 @@ struct SnapKVRecipe : CutsPrompts {
     visit("pool_first", options.pool_first);
     visit("softmax_support", options.softmax_support);
     visit("protect_window", options.protect_window);
-  }
-
- private:
-  // A mean over heads can be taken row by row: it commutes with the sum over rows, and with an
-  // average over slots. Only what does not commute needs an array per query head.
-  [[nodiscard]] static HeadReduce early_reduce(const Options& options) noexcept {
-    const bool commutes = !options.pool_first || options.pooling.kind == PoolKind::kAverage;
-    return options.group_reduce == GroupReduce::kMean && commutes ? HeadReduce::kGroupMean
-                                                                  : HeadReduce::kNone;
   }
 };
 

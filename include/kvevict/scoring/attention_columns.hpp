@@ -26,6 +26,13 @@ enum class RowReduce : std::uint8_t {
   kMax,      ///< largest entry
 };
 
+/// How much a row counts.
+enum class RowWeight : std::uint8_t {
+  kOne,
+  kSlotsBefore,  ///< as many times as it sees slots before its own: its entries are that much
+                 ///< thinner than those of a shorter row (Finch)
+};
+
 /// When the query heads of a group come together, and which arrays are left.
 enum class HeadReduce : std::uint8_t {
   kNone,           ///< not here: one array per query head
@@ -47,14 +54,18 @@ class AttentionColumns {
   ///
   /// @param past  if given, a row counts on its first `past` slots only and is scaled to sum to 1
   ///              there, as a softmax over them would; a row without mass there adds nothing
+  /// @param weight  of each row
   std::size_t observe(const GroupRows& rows, const kernels::KernelSet& kernel,
-                      std::optional<std::size_t> past = std::nullopt) {
+                      std::optional<std::size_t> past = std::nullopt,
+                      RowWeight weight = RowWeight::kOne) {
     std::size_t non_finite = 0;
     const auto group = static_cast<float>(rows.group_size);
     for (std::size_t r = 0; r < rows.num_rows; ++r) {
       const std::size_t n = past ? std::min(*past, rows.visible(r)) : rows.visible(r);
+      const float times =
+          weight == RowWeight::kSlotsBefore ? static_cast<float>(rows.visible(r) - 1) : 1.0F;
       const auto scale = [&](std::size_t h) {
-        return past ? inverse_mass(rows.row(h, r), n, kernel) : 1.0F;
+        return times * (past ? inverse_mass(rows.row(h, r), n, kernel) : 1.0F);
       };
       const auto column = [&](std::size_t index) {
         return columns_.of(rows.layer, rows.kv_head, index).data();

@@ -20,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <tuple>
@@ -61,6 +62,7 @@ struct WindowAttentionOptions {
   HeadReduce heads = HeadReduce::kNone;  ///< before rows are reduced
   SoftmaxSupport support = SoftmaxSupport::kAll;
   bool score_window = false;  ///< the window's own slots have a score too
+  RowWeight row_weight = RowWeight::kOne;
 };
 
 /// Attention columns of the prompt's last queries, over the prefix (and, with score_window, the
@@ -87,10 +89,12 @@ class WindowAttention {
   std::size_t observe_rows(const GroupRows& rows, const Sequence& sequence,
                            const kernels::KernelSet& kernel) {
     if (options_.support == SoftmaxSupport::kAll)
-      return columns_.observe(rows, kernel);
+      return columns_.observe(rows, kernel, std::nullopt, options_.row_weight);
     return columns_.observe(rows, kernel,
-                            past_of_window(sequence, rows.layer, rows.kv_head, options_.window));
+                            past_of_window(sequence, rows.layer, rows.kv_head, options_.window),
+                            options_.row_weight);
   }
+  [[nodiscard]] const AttentionColumns& columns() const noexcept { return columns_; }
   void score(const ScoreInput& input, LaneScores& scores) const {
     const ObservationWindow window = find_observation_window(input.sequence, scores.lane(),
                                                              options_.window, scores.cache().valid);

@@ -6,8 +6,10 @@
 #include "kvevict/core/scratch.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
+#include "kvevict/scoring/channel_ranges.hpp"
 #include "kvevict/scoring/kv_part.hpp"
 #include "kvevict/scoring/row_blocks.hpp"
+#include "kvevict/scoring/token_blocks.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -56,7 +58,7 @@ class LagDeviation {
           const std::span<float> rows = layer_means(part, head, dim, first, last);
           if (scored)
             add_chunk(rows, dim, has_reference, first, last, out);
-          take_ranges(rows, dim);
+          take_channel_ranges(rows, dim, scratch_.floats(5, 2 * dim));
         }
         has_reference = true;
         first = last;
@@ -70,12 +72,7 @@ class LagDeviation {
   }
   /// One past the last slot of the chunk that starts at `first`.
   [[nodiscard]] std::size_t chunk_end(std::size_t first) const noexcept {
-    if (valid_.empty())
-      return std::min(seq_len_, first + chunk_len_);
-    std::size_t tokens = 0;
-    while (first < seq_len_ && tokens < chunk_len_)
-      tokens += is_valid(first++) ? 1 : 0;
-    return first;
+    return end_of_tokens(valid_, first, seq_len_, chunk_len_);
   }
 
   /// Mean over layers of the valid rows of [first, last): [tokens, dim].
@@ -119,18 +116,10 @@ class LagDeviation {
     const std::size_t tokens = rows.size() / dim;
     const std::span<float> scaled = scratch_.floats(3, rows.size());
     const std::span<float> variances = scratch_.floats(4, tokens);
-    const std::span<const float> ranges = scratch_.floats(5, 2 * dim);
-    for (std::size_t i = 0; i < rows.size(); i += dim) {
-      for (std::size_t c = 0; c < dim; ++c) {
-        float value = rows[i + c];
-        if (has_reference) {
-          const float low = ranges[c];
-          const float range = ranges[dim + c] - low;
-          value = range == 0.0F ? 0.0F : (value - low) / (range + kEpsilon);
-        }
-        scaled[i + c] = std::isfinite(value) ? value : 0.0F;
-      }
-    }
+    std::span<const float> ranges;
+    if (has_reference)
+      ranges = scratch_.floats(5, 2 * dim);
+    scale_by_channel_ranges(rows, dim, ranges, kEpsilon, scaled);
     kernel_.row_variances({scaled.data(), static_cast<std::ptrdiff_t>(dim * sizeof(float)), tokens,
                            dim, ElementType::kF32},
                           variances.data());
@@ -138,20 +127,6 @@ class LagDeviation {
     for (std::size_t slot = first, token = 0; slot < last; ++slot) {
       if (is_valid(slot))
         out[slot] += share * std::sqrt(variances[token++]);
-    }
-  }
-
-  /// Least and largest value of each channel; NaN is passed over.
-  void take_ranges(std::span<const float> rows, std::size_t dim) {
-    const std::span<float> low = scratch_.floats(5, 2 * dim).first(dim);
-    const std::span<float> high = scratch_.floats(5, 2 * dim).subspan(dim);
-    std::fill(low.begin(), low.end(), std::numeric_limits<float>::infinity());
-    std::fill(high.begin(), high.end(), -std::numeric_limits<float>::infinity());
-    for (std::size_t i = 0; i < rows.size(); i += dim) {
-      for (std::size_t c = 0; c < dim; ++c) {
-        low[c] = std::min(low[c], rows[i + c]);
-        high[c] = std::max(high[c], rows[i + c]);
-      }
     }
   }
 

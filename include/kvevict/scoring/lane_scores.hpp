@@ -92,11 +92,12 @@ class LaneScores {
   }
   /// From now on there is array 0 alone.
   void keep_one() noexcept { arrays_per_head_ = num_arrays_ = 1; }
-  /// Writes array 0 to `out` [seq_len].
+  /// Writes array 0 to `out` [seq_len]; as far as it goes, if `out` is for another lane.
   void finish(std::span<float> out) const noexcept {
     std::fill(out.begin(), out.end(), 0.0F);
-    const std::span<float> scores = array(0);
-    std::copy(scores.begin(), scores.end(), out.begin() + static_cast<std::ptrdiff_t>(first_));
+    const std::size_t first = std::min(first_, out.size());
+    const std::span<float> scores = array(0).first(std::min(count_, out.size() - first));
+    std::copy(scores.begin(), scores.end(), out.begin() + static_cast<std::ptrdiff_t>(first));
   }
 
  private:

@@ -18,20 +18,19 @@ struct ObservationWindow {
   std::size_t prompt_end = 0;  ///< where it ends; decoded tokens follow
 };
 
+/// The window of the last tokens before slot `end`.
+///
 /// @param window  tokens; only valid slots count (rule R9)
 /// @param valid   of the lane; empty: all valid
 /// @note  O(1), or O(padding + window) where `valid` is given.
-[[nodiscard]] inline ObservationWindow find_observation_window(
-    const Sequence& sequence, std::size_t lane, std::size_t window,
-    std::span<const std::uint8_t> valid) noexcept {
-  ObservationWindow found;
-  found.prompt_end = sequence.slots_before(lane, static_cast<std::size_t>(sequence.prompt().last));
-  found.prefix_end = found.prompt_end;
+[[nodiscard]] inline ObservationWindow find_window(std::size_t end, std::size_t window,
+                                                   std::span<const std::uint8_t> valid) noexcept {
+  ObservationWindow found{.prefix_end = end, .prompt_end = end};
   if (valid.empty()) {
-    found.prefix_end -= window < found.prompt_end ? window : found.prompt_end;
+    found.prefix_end -= window < end ? window : end;
     return found;
   }
-  while (found.first < found.prompt_end && valid[found.first] == 0)
+  while (found.first < end && valid[found.first] == 0)
     ++found.first;
   while (found.prefix_end > found.first && window > 0) {
     --found.prefix_end;
@@ -39,6 +38,14 @@ struct ObservationWindow {
       --window;
   }
   return found;
+}
+
+/// The window at the end of the newest prompt.
+[[nodiscard]] inline ObservationWindow find_observation_window(
+    const Sequence& sequence, std::size_t lane, std::size_t window,
+    std::span<const std::uint8_t> valid) noexcept {
+  return find_window(sequence.slots_before(lane, static_cast<std::size_t>(sequence.prompt().last)),
+                     window, valid);
 }
 
 /// Slots before the window that the lane has, or will have once all of the prompt is appended:

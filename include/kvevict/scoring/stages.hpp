@@ -78,6 +78,18 @@ struct HeadReduction {
   }
 };
 
+/// Adds a constant to every score.
+struct AddConstant {
+  float constant = 0.0F;
+
+  void apply(const ScoreInput& /*input*/, LaneScores& scores) const {
+    for (std::size_t i = 0; constant != 0.0F && i < scores.num_arrays(); ++i) {
+      for (float& score : scores.array(i))
+        score += constant;
+    }
+  }
+};
+
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_SCORING_STAGES_HPP_

@@ -1,0 +1,188 @@
+#ifndef KVEVICT_POLICIES_OFFLINE_BUDGETS_HPP_
+#define KVEVICT_POLICIES_OFFLINE_BUDGETS_HPP_
+
+#include "kvevict/allocation/budget_tables.hpp"
+#include "kvevict/allocation/lane_table.hpp"
+#include "kvevict/config.hpp"
+#include "kvevict/core/budget.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/policies/composed.hpp"
+#include "kvevict/policies/key_geometry.hpp"
+#include "kvevict/policies/window_voting.hpp"
+#include "kvevict/scoring/attention_signals.hpp"
+#include "kvevict/scoring/group_reduce.hpp"
+#include "kvevict/scoring/pooling.hpp"
+
+#include <cstddef>
+#include <string_view>
+#include <vector>
+
+KVEVICT_NAMESPACE_BEGIN
+
+// Policies whose budgets come from tables that were made offline.
+
+struct EvolKVOptions {
+  Budget budget = 2048;  ///< tokens per KV head on average, window included
+  /// [layers] tokens per KV head, window included, as the search found them; empty: all equal
+  std::vector<std::size_t> layer_budgets = {};
+  std::size_t observation_window = 32;  ///< last tokens of the prompt, whose queries vote
+  Pooling pooling = {.kind = PoolKind::kAverage, .kernel_size = 5};
+  GroupReduce group_reduce = GroupReduce::kMean;  ///< over the query heads of a group
+  bool pool_first = false;
+  SoftmaxSupport softmax_support = SoftmaxSupport::kAll;
+};
+
+/// SnapKV with budgets of layers that a search found (EvolKV, arXiv 2509.08315): the table is used
+/// as it is where its mean is the budget, and completed in proportion where it is not, as
+/// LayerTable says. The search itself is not part of this. Open and chosen here: the table counts
+/// the window, and a layer below the window has the window.
+struct EvolKVRecipe : VotesByWindow<EvolKVRecipe, EvolKVOptions> {
+  static constexpr std::string_view kName = "EvolKV";
+
+  static void check(const Options& options, const CacheShape& shape) {
+    detail::check_covers_window(kName, options.budget, shape, options.observation_window);
+  }
+  static auto allocator(const Options& options, const CacheShape& shape) {
+    return LayerTable(kName, shape, options.budget, options.observation_window,
+                      options.layer_budgets);
+  }
+  template <class Visit>
+  static void visit_options(Options& options, Visit&& visit) {
+    visit_common_options(options, visit);
+    visit("layer_budgets", options.layer_budgets);
+  }
+};
+
+struct HeadKVOptions {
+  Budget budget = 1024;  ///< tokens per KV head on average, window included
+  /// [layers * KV heads] or [layers * query heads], layer by layer, >= 0: how much a head retrieves
+  /// (or reasons, R2); empty: all equal
+  std::vector<double> head_scores = {};
+  double power = 1;   ///< >= 0, that scores are raised to before they are divided by their sum
+  double beta = 1.5;  ///< >= 1: one part in beta of the budget goes by score; 1: all of it
+  bool official_rounding = false;       ///< as the authors: the sum may leak
+  std::size_t observation_window = 32;  ///< last tokens of the prompt, whose queries vote
+  Pooling pooling = {.kind = PoolKind::kMax, .kernel_size = 7};
+  GroupReduce group_reduce = GroupReduce::kMean;  ///< over the query heads of a group
+  bool pool_first = false;
+  SoftmaxSupport softmax_support = SoftmaxSupport::kAll;
+};
+
+/// SnapKV with budgets of heads by their retrieval scores (HeadKV and HeadKV-R2, arXiv 2410.19258,
+/// section 3): with b = budget - window, share = floor(b / beta),
+///
+///   budget(l, h) = window + s(l, h) share L H + b - share,  sum s = 1.
+///
+/// The authors select per query head, which a GQA cache cannot store; here a group's mean score is
+/// its KV head's. They round each budget by itself, 33 entries for 32 in one small example, and do
+/// not mind a budget above the prompt; the default conserves the sum by largest remainder and gives
+/// what a short prompt cannot take to the other heads.
+struct HeadKVRecipe : VotesByWindow<HeadKVRecipe, HeadKVOptions> {
+  static constexpr std::string_view kName = "HeadKV";
+
+  static void check(const Options& options, const CacheShape& shape) {
+    detail::check_covers_window(kName, options.budget, shape, options.observation_window);
+  }
+  static auto allocator(const Options& options, const CacheShape& shape) {
+    return HeadTable(kName, shape, options.budget, options.observation_window, options.head_scores,
+                     options.power, options.beta, options.official_rounding);
+  }
+  template <class Visit>
+  static void visit_options(Options& options, Visit&& visit) {
+    visit_common_options(options, visit);
+    visit("head_scores", options.head_scores);
+    visit("power", options.power);
+    visit("beta", options.beta);
+    visit("official_rounding", options.official_rounding);
+  }
+};
+
+/// Options of a recipe whose budgets are shares of a table; its own `budget` has no meaning.
+template <class Base>
+struct PerLayerOptions : Base::Options {
+  std::vector<double> compression_ratios = {};  ///< [layers] of tokens that go; empty: none goes
+};
+
+/// A compression ratio for every layer over any scores (kvpress' PerLayerCompressionPress): layer l
+/// keeps n (1 - ratio_l), rounded down, but not to 0 unless the ratio is 1 (rule R6; kvpress keeps
+/// one token then too). Of what follows a prompt the same share stays, unless prompts alone are
+/// cut.
+template <Recipe Base>
+struct PerLayerRecipe : Base {
+  using Options = PerLayerOptions<Base>;
+  static constexpr std::string_view kPrefix = "PerLayer";
+  static constexpr std::string_view kName = detail::JoinedName<kPrefix, Base::kName>::kName;
+
+  static auto allocator(const Options& options, const CacheShape& shape) {
+    const std::size_t size = options.compression_ratios.size();
+    detail::require(size == 0 || size == shape.num_layers, kName, "compression_ratios.size()", size,
+                    "must be 0 or num_layers");
+    return ShareTable(kName, "compression_ratios", shape, options.compression_ratios,
+                      ShareRounding::kFloors, Base::protection(options).after_prompt);
+  }
+  template <class Visit>
+  static void visit_options(Options& options, Visit&& visit) {
+    Base::visit_options(options, [&](std::string_view name, auto& field) {
+      if (name != "budget")
+        visit(name, field);
+    });
+    visit("compression_ratios", options.compression_ratios);
+  }
+};
+
+/// The first four tokens and the newest one stay, as in kvpress; `budget` has no meaning.
+template <class Base>
+struct LUKVOptions : Base::Options {
+  LUKVOptions() {
+    this->num_sink_tokens = 4;
+    this->recent_window = 1;
+  }
+  /// [layers * KV heads] of tokens that go: the table's row for the wanted ratio; empty: none goes
+  std::vector<double> prune_ratios = {};
+  bool official_rounding = false;  ///< as kvpress: counts are clamped to [1, n] at last
+};
+
+/// Ratios for every head from a table of utility curves (LU-KV, arXiv 2602.08585, as in kvpress):
+/// head h keeps (1 - prune_h) n, as whole numbers by largest remainder that add up to the rounded
+/// sum, at least 1 each, over any scores. kvpress clamps afterwards, so that its sum may leak; the
+/// default takes the missing ones from the largest. Choosing the row, round(100 ratio) - 1 of 99,
+/// is the caller's.
+template <Recipe Base>
+struct LUKVRecipe : Base {
+  using Options = LUKVOptions<Base>;
+  static constexpr std::string_view kPrefix = "LUKV";
+  static constexpr std::string_view kName = detail::JoinedName<kPrefix, Base::kName>::kName;
+
+  static auto allocator(const Options& options, const CacheShape& shape) {
+    const std::size_t size = options.prune_ratios.size();
+    detail::require(size == 0 || size == shape.num_layers * shape.num_kv_heads, kName,
+                    "prune_ratios.size()", size, "must be 0 or layers x KV heads");
+    return ShareTable(kName, "prune_ratios", shape, options.prune_ratios,
+                      options.official_rounding ? ShareRounding::kClamped : ShareRounding::kExact,
+                      Base::protection(options).after_prompt);
+  }
+  template <class Visit>
+  static void visit_options(Options& options, Visit&& visit) {
+    Base::visit_options(options, [&](std::string_view name, auto& field) {
+      if (name != "budget")
+        visit(name, field);
+    });
+    visit("prune_ratios", options.prune_ratios);
+    visit("official_rounding", options.official_rounding);
+  }
+};
+
+using EvolKV = Policy<Composed<EvolKVRecipe>>;
+using HeadKV = Policy<Composed<HeadKVRecipe>>;
+using PerLayerKnorm = Policy<Composed<PerLayerRecipe<KnormRecipe>>>;
+using LUKVKnorm = Policy<Composed<LUKVRecipe<KnormRecipe>>>;
+
+static_assert(EvictionPolicy<EvolKV>);
+static_assert(EvictionPolicy<HeadKV>);
+static_assert(EvictionPolicy<PerLayerKnorm>);
+static_assert(EvictionPolicy<LUKVKnorm>);
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_POLICIES_OFFLINE_BUDGETS_HPP_

@@ -1,0 +1,190 @@
+#ifndef KVEVICT_SCORING_FUTURE_QUERIES_HPP_
+#define KVEVICT_SCORING_FUTURE_QUERIES_HPP_
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/core/keep_mask.hpp"
+#include "kvevict/core/lane.hpp"
+#include "kvevict/core/rotary.hpp"
+#include "kvevict/core/sequence.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/core/step_inputs.hpp"
+#include "kvevict/kernels/linalg.hpp"
+#include "kvevict/scoring/query_statistics.hpp"
+
+#include <algorithm>
+#include <complex>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+KVEVICT_NAMESPACE_BEGIN
+
+struct FutureQueriesOptions {
+  RotaryEmbedding rotary = {};
+  std::size_t num_future = 512;     ///< positions behind the text over which rotation is averaged
+  std::size_t num_sink_tokens = 4;  ///< first tokens, whose queries are like no others
+  bool with_covariance = true;
+  /// Of the model, gathered before; without it, of this sequence's queries so far.
+  std::shared_ptr<const QueryStatistics> statistics = nullptr;
+};
+
+/// What queries to come will be like: mean and covariance of the queries before rotary embedding,
+/// turned by the rotation R averaged over the next num_future positions, R m and R S R^T. Averaging
+/// shrinks channels that turn fast.
+///
+/// Gathers the statistics itself, from the queries as attention used them turned back, unless they
+/// are given. They grow with every query, of prompt and decoding; truncate leaves them.
+class FutureQueries {
+ public:
+  /// Throws InvalidArgument, naming `where` and the option.
+  FutureQueries(std::string_view where, const CacheShape& shape, FutureQueriesOptions options)
+      : options_(std::move(options)) {
+    options_.rotary.check(where, shape.head_dim);
+    detail::require(options_.num_future > 0, where, "num_future", options_.num_future,
+                    "must be > 0");
+    if (options_.statistics != nullptr) {
+      const QueryStatistics& given = *options_.statistics;
+      detail::check_same_shape(given.shape(), shape, where);
+      detail::require(given.has_covariance() || !options_.with_covariance, where,
+                      "query_statistics.has_covariance()", 0, "must be 1");
+    } else {
+      own_.statistics.emplace_back(shape, options_.with_covariance);
+    }
+    for (std::size_t pair = 0; pair < options_.rotary.num_pairs(); ++pair) {
+      std::complex<double> sum = 0.0;
+      for (std::size_t i = 0; i < options_.num_future; ++i)
+        sum += options_.rotary.factor(pair, static_cast<double>(i));
+      average_.push_back(sum / static_cast<double>(options_.num_future));
+    }
+  }
+
+  [[nodiscard]] auto state() noexcept { return std::tie(own_); }
+
+  [[nodiscard]] const QueryStatistics& statistics() const noexcept {
+    return options_.statistics != nullptr ? *options_.statistics : own_.statistics.front();
+  }
+  [[nodiscard]] bool are_given() const noexcept { return options_.statistics != nullptr; }
+
+  /// @param rows  of the newest tokens, as attention used them
+  /// @param lane  of the layer: padding has no queries
+  std::size_t observe(std::size_t layer, const QueryRows& rows, const Sequence& sequence,
+                      const Lane& lane) {
+    if (are_given())
+      return 0;
+    QueryStatistics& statistics = own_.statistics.front();
+    const CacheShape& shape = statistics.shape();
+    const std::size_t padding = padding_of(sequence, lane.valid);
+    std::size_t non_finite = 0;
+    std::vector<float>& query = own_.query;
+    query.resize(shape.head_dim);
+    std::vector<std::complex<double>>& back = own_.factors;
+    back.resize(options_.rotary.num_pairs());
+    for (std::size_t r = 0; r < rows.num_rows; ++r) {
+      const std::size_t behind = rows.num_rows - r;
+      const std::size_t slot = lane.seq_len - behind;
+      const std::size_t position = sequence.length() - behind;
+      const bool valid = lane.valid.empty() || lane.valid[slot] != 0;
+      if (!valid || position < padding + options_.num_sink_tokens)
+        continue;
+      for (std::size_t pair = 0; pair < back.size(); ++pair)
+        back[pair] = options_.rotary.factor(pair, -static_cast<double>(position - padding));
+      for (std::size_t head = 0; head < shape.num_q_heads; ++head) {
+        const float* row = rows.data + static_cast<std::ptrdiff_t>(head) * rows.head_stride +
+                           static_cast<std::ptrdiff_t>(r) * rows.row_stride;
+        std::copy_n(row, shape.head_dim, query.begin());
+        for (std::size_t pair = 0; pair < back.size(); ++pair)
+          options_.rotary.turn_pair(pair, back[pair], query.data());
+        non_finite += statistics.add(layer, head, query.data()) ? 0 : 1;
+      }
+    }
+    return non_finite;
+  }
+
+  /// Writes R m [head_dim] for the text as it is now.
+  void mean(const Sequence& sequence, std::size_t layer, std::size_t q_head,
+            std::span<float> out) const {
+    const std::span<const double> mean = statistics().mean(layer, q_head);
+    own_.row.assign(mean.begin(), mean.end());
+    find_factors(sequence);
+    turn(own_.row.data());
+    std::copy(own_.row.begin(), own_.row.end(), out.begin());
+  }
+  /// Writes the lower-triangular C [head_dim, head_dim] with C C^T = R S R^T.
+  void covariance_factor(const Sequence& sequence, std::size_t layer, std::size_t q_head,
+                         std::span<float> out) const {
+    turned_covariance(sequence, layer, q_head);
+    kernels::semidefinite_cholesky(own_.matrix.data(), statistics().shape().head_dim, out.data());
+  }
+  /// R S R^T [head_dim, head_dim], valid until the next call.
+  std::span<const double> turned_covariance(const Sequence& sequence, std::size_t layer,
+                                            std::size_t q_head) const {
+    const std::size_t dim = statistics().shape().head_dim;
+    own_.matrix.resize(dim * dim);
+    statistics().covariance(layer, q_head, own_.matrix);
+    find_factors(sequence);
+    // R (R S)^T = R S R^T, S being symmetric: rows are turned, the matrix is transposed, twice.
+    for (int pass = 0; pass < 2; ++pass) {
+      for (std::size_t row = 0; row < dim; ++row)
+        turn(own_.matrix.data() + row * dim);
+      for (std::size_t i = 0; i < dim; ++i) {
+        for (std::size_t j = 0; j < i; ++j)
+          std::swap(own_.matrix[i * dim + j], own_.matrix[j * dim + i]);
+      }
+    }
+    return own_.matrix;
+  }
+
+ private:
+  // Statistics of this sequence, as state: append and apply change nothing. What lies beside them
+  // is memory that is kept between calls.
+  struct Own {
+    std::vector<QueryStatistics> statistics;  // one, or none where they are given
+    std::vector<float> query;
+    mutable std::vector<double> row;
+    mutable std::vector<double> matrix;
+    mutable std::vector<std::complex<double>> factors;
+
+    void append(std::size_t /*count*/) const noexcept {}
+    void apply(const KeepMask& /*mask*/) const noexcept {}
+    void truncate(const Sequence& sequence) noexcept {
+      if (sequence.length() == 0)
+        reset();
+    }
+    void reset() noexcept {
+      for (QueryStatistics& own : statistics)
+        own.clear();
+    }
+  };
+
+  [[nodiscard]] static std::size_t padding_of(const Sequence& sequence,
+                                              std::span<const std::uint8_t> valid) noexcept {
+    const auto invalid =
+        static_cast<std::size_t>(std::count(valid.begin(), valid.end(), std::uint8_t{0}));
+    return std::max(sequence.first_prompt_padding(), invalid);
+  }
+  // The averaged rotation from position 0 to those behind the text. Padding has no position.
+  void find_factors(const Sequence& sequence) const {
+    const auto next = static_cast<double>(sequence.length() - sequence.first_prompt_padding());
+    own_.factors.resize(average_.size());
+    for (std::size_t pair = 0; pair < average_.size(); ++pair)
+      own_.factors[pair] = average_[pair] * options_.rotary.factor(pair, next);
+  }
+  void turn(double* row) const noexcept {
+    for (std::size_t pair = 0; pair < average_.size(); ++pair)
+      options_.rotary.turn_pair(pair, own_.factors[pair], row);
+  }
+
+  FutureQueriesOptions options_;
+  std::vector<std::complex<double>> average_;  // over num_future positions from 0 on
+  Own own_;
+};
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_SCORING_FUTURE_QUERIES_HPP_
