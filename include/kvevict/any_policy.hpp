@@ -259,6 +259,7 @@ using NamedPolicies = PolicyList<
     CapKVStats,
     ChunkKV,
     Compactor,
+    CriticalAdaKV,
     CriticalKV,
     CurDKV,
     DuoAttention,

@@ -4,12 +4,15 @@
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/scratch.hpp"
 #include "kvevict/kernels/kernels.hpp"
+#include "kvevict/policies/adakv.hpp"
 #include "kvevict/policies/criticalkv.hpp"
+#include "kvevict/policies/key_geometry.hpp"
 #include "kvevict/scoring/critical_scores.hpp"
 #include "kvevict/scoring/output_projection.hpp"
 #include "kvevict/scoring/projected_norms.hpp"
 #include "support/golden.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <memory>
@@ -52,7 +55,74 @@ std::vector<float> projected_norms(const WindowPrompt& prompt,
   return mean;
 }
 
+/// Masks of CriticalAdaKV; `make(budget)` is the policy.
+template <class Make>
+void compare_adaptive(const GoldenCase& golden, GoldenReport& report, const WindowPrompt& prompt,
+                      float rows_summed, Make&& make) {
+  for (const WindowPrompt::Way& way : prompt.ways()) {
+    for (const std::string& ratio : ratios_of(golden)) {
+      auto policy = make(golden.count("n_kept." + ratio));
+      prompt.feed(policy, way);
+      std::vector<float> scores = prompt.scores(policy, 0);
+      for (float& score : scores)
+        score /= rows_summed;
+      compare_scores(golden, report, "base_scores", prompt.len, scores);
+      const std::vector<int> keep = prompt.keep(policy);
+      report.equal("keep." + ratio, golden.tensor("keep." + ratio).values, keep);
+      std::vector<std::size_t> counts;
+      for (std::size_t head = 0; head < prompt.shape.num_kv_heads; ++head) {
+        const auto first = keep.begin() + static_cast<std::ptrdiff_t>(head * prompt.len);
+        counts.push_back(static_cast<std::size_t>(
+            std::count(first, first + static_cast<std::ptrdiff_t>(prompt.len), 1)));
+      }
+      report.equal("head_counts." + ratio, golden.tensor("head_counts." + ratio).values, counts);
+    }
+  }
+}
+
 }  // namespace
+
+void run_criticaladakv(const GoldenCase& golden, GoldenReport& report) {
+  const bool over_snapkv = golden.text("base") == "snapkv";
+  const WindowPrompt prompt(golden, over_snapkv ? golden.count("window_size") : std::size_t{0});
+  const auto projection = projection_of(golden, prompt.shape);
+  report.scores("projected_norm", golden.tensor("projected_norm").values,
+                projected_norms(prompt, *projection));
+  const auto with_base = [&](auto options, const auto& base) {
+    options.base = base;
+    options.first_stage = golden.real("first_stage_ratio");
+    options.first_stage_counts_window = true;
+    options.epsilon = golden.real("epsilon");
+    options.output_projection = projection;
+    return options;
+  };
+  if (over_snapkv) {
+    compare_adaptive(
+        golden, report, prompt, static_cast<float>(prompt.window), [&](std::size_t budget) {
+          const kvevict::AdaKVOptions base{.budget = budget,
+                                           .observation_window = prompt.window,
+                                           .floor_rule = kvevict::FloorRule::kGuarantee,
+                                           .floor = golden.real("alpha_safeguard"),
+                                           .floor_of_whole = true,
+                                           .pooling = {.kernel_size = golden.count("kernel_size")},
+                                           .pool_first = true};
+          return kvevict::CriticalAdaKV(with_base(kvevict::CriticalAdaKV::Options{}, base),
+                                        prompt.shape);
+        });
+  } else if (golden.text("base") == "keydiff") {
+    using Base = kvevict::AdaKVOver<kvevict::KeyDiffRecipe>;
+    using Critical = kvevict::Policy<kvevict::Composed<kvevict::CriticalKVRecipe<Base>>>;
+    compare_adaptive(golden, report, prompt, 1.0F, [&](std::size_t budget) {
+      Base::Options base;
+      base.budget = budget;
+      base.only_at_prefill_end = true;
+      base.floor = golden.real("alpha_safeguard");
+      return Critical(with_base(Critical::Options{}, base), prompt.shape);
+    });
+  } else {
+    throw std::runtime_error(golden.path() + ": unknown base");
+  }
+}
 
 void run_criticalkv(const GoldenCase& golden, GoldenReport& report) {
   if (golden.text("base") != "snapkv")

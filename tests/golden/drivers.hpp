@@ -16,6 +16,7 @@ void run_cake(const GoldenCase& golden, GoldenReport& report);
 void run_duo_attention(const GoldenCase& golden, GoldenReport& report);
 void run_ahakv(const GoldenCase& golden, GoldenReport& report);
 void run_caote(const GoldenCase& golden, GoldenReport& report);
+void run_criticaladakv(const GoldenCase& golden, GoldenReport& report);
 void run_criticalkv(const GoldenCase& golden, GoldenReport& report);
 void run_block(const GoldenCase& golden, GoldenReport& report);
 void run_capkv(const GoldenCase& golden, GoldenReport& report);

@@ -29,6 +29,7 @@ const std::map<std::string, GoldenDriver>& drivers() {
       {"duo_attention", run_duo_attention},
       {"ahakv", run_ahakv},
       {"caote", run_caote},
+      {"criticaladakv", run_criticaladakv},
       {"criticalkv", run_criticalkv},
       {"block", run_block},
       {"capkv", run_capkv},

@@ -353,6 +353,12 @@ const std::vector<PolicyCase>& policy_cases() {
                                    [](std::size_t budget) { return critical(budget, false); }),
       case_of<kvevict::CriticalKV>("CriticalKVL2",
                                    [](std::size_t budget) { return critical(budget, true); }),
+      case_of<kvevict::CriticalAdaKV>("CriticalAdaKV",
+                                      [](std::size_t budget) {
+                                        return kvevict::CriticalAdaKV::Options{
+                                            .base = {.budget = budget, .observation_window = 4},
+                                            .output_projection = output_projection()};
+                                      }),
       case_of<kvevict::TOVACAOTE>("TOVACAOTE"),
       case_of<kvevict::TOVAFastCAOTE>("TOVAFastCAOTE"),
       case_of<kvevict::H2OCAOTE>("H2OCAOTE", h2o),

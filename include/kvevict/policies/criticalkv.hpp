@@ -5,6 +5,7 @@
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/error.hpp"
+#include "kvevict/policies/adakv.hpp"
 #include "kvevict/policies/composed.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/scoring/critical_scores.hpp"
@@ -47,7 +48,8 @@ struct CriticalKVOptions {
 template <class Base>
 struct CriticalKVRecipe : Base {
   using Options = CriticalKVOptions<Base>;
-  static constexpr std::string_view kName = "CriticalKV";
+  static constexpr std::string_view kName =
+      Base::kName == AdaKVRecipe::kName ? "CriticalAdaKV" : "CriticalKV";
 
   static void check(const Options& options, const CacheShape& shape) {
     if constexpr (requires { Base::check(options.base, shape); })
@@ -118,8 +120,11 @@ struct CriticalKVRecipe : Base {
 
 /// Over SnapKV.
 using CriticalKV = Policy<Composed<CriticalKVRecipe<SnapKVRecipe>>>;
+/// Over AdaKV.
+using CriticalAdaKV = Policy<Composed<CriticalKVRecipe<AdaKVRecipe>>>;
 
 static_assert(EvictionPolicy<CriticalKV>);
+static_assert(EvictionPolicy<CriticalAdaKV>);
 
 KVEVICT_NAMESPACE_END
 

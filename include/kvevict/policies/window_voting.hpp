@@ -24,6 +24,10 @@ struct VotesByWindow : CutsPrompts {
                         .pool_first = options.pool_first,
                         .support = options.softmax_support});
   }
+  /// Rows that a score is the sum over.
+  static std::size_t num_rows_summed(const Options& options) noexcept {
+    return options.observation_window;
+  }
   template <class Visit>
   static void visit_common_options(Options& options, Visit&& visit) {
     visit("budget", options.budget);

@@ -60,6 +60,19 @@ class HeadFloors {
     }
   }
 
+  /// How many of its best candidates lane h keeps, whatever the others win: none by interpolation.
+  [[nodiscard]] std::size_t num_safe(std::span<const ScoredLane> lanes, std::size_t quota,
+                                     std::size_t h) const noexcept {
+    if (rule_ != FloorRule::kGuarantee || !(floor_ > 0.0))
+      return 0;
+    for (std::size_t i = 0; of_whole_ && i < lanes.size(); ++i)
+      quota += detail::count_bits(lanes[i].keep);
+    const double b = std::floor(static_cast<double>(quota) / static_cast<double>(lanes.size()));
+    const auto safe = static_cast<std::size_t>(std::max(1.0, whole(b * floor_)));
+    const std::size_t counted = of_whole_ ? std::min(safe, detail::count_bits(lanes[h].keep)) : 0;
+    return std::min(safe - counted, detail::count_bits(lanes[h].candidates));
+  }
+
  private:
   void interpolate(std::span<ScoredLane> lanes, std::size_t quota) const {
     const double b = static_cast<double>(quota) / static_cast<double>(lanes.size());
@@ -83,16 +96,12 @@ class HeadFloors {
       select_top_k(lanes.subspan(h, 1), numbers_[h]);
   }
   void guarantee(std::span<ScoredLane> lanes, std::size_t quota) const {
-    std::size_t shared = quota;
-    for (std::size_t h = 0; of_whole_ && h < lanes.size(); ++h)
-      shared += protected_[h];
-    const double b = std::floor(static_cast<double>(shared) / static_cast<double>(lanes.size()));
-    const auto safe =
-        floor_ > 0.0 ? static_cast<std::size_t>(std::max(1.0, whole(b * floor_))) : std::size_t{0};
+    const std::size_t shared = quota;
+    numbers_.assign(lanes.size(), 0);
+    for (std::size_t h = 0; h < lanes.size(); ++h)
+      numbers_[h] = num_safe(lanes, shared, h);
     for (std::size_t h = 0; h < lanes.size(); ++h) {
-      const std::size_t counted = of_whole_ ? std::min(safe, protected_[h]) : 0;
-      const std::size_t least = std::min({std::max(safe - counted, one_if_bare(lanes, h)), quota,
-                                          detail::count_bits(lanes[h].candidates)});
+      const std::size_t least = std::min(std::max(numbers_[h], one_if_bare(lanes, h)), quota);
       select_top_k(lanes.subspan(h, 1), least);
       for (std::size_t w = 0; w < lanes[h].keep.size(); ++w)
         lanes[h].candidates[w] &= ~lanes[h].keep[w];
