@@ -132,7 +132,6 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/window_vote.hpp
     include/kvevict/selection/equal_quotas.hpp
     include/kvevict/selection/head_floors.hpp
-    include/kvevict/selection/equal_quotas.hpp
     include/kvevict/selection/partition_quotas.hpp
     include/kvevict/selection/pool_selection.hpp
     include/kvevict/selection/segment_caps.hpp
