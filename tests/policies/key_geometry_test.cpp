@@ -71,6 +71,15 @@ TEST(KeyDiff, KeysWithoutDirection) {
   EXPECT_EQ(kept<KeyDiff>({.budget = 2}, opposite), "1100");
 }
 
+// A key that is not finite goes first and leaves the mean alone (rule R4).
+TEST(KeyDiff, KeysThatAreNotFiniteGoFirst) {
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    WindowCache cache = cache_of({{bad, 0}, {1, 0}, {0, 1}, {2, 0}, {1, 1}});
+    EXPECT_EQ(kept<KeyDiff>({.budget = 2}, cache), "01100");
+  }
+}
+
 // What lies in padding takes no part in the mean (rule R9).
 TEST(KeyDiff, PaddingHasNoPartInTheMean) {
   WindowCache padded = cache_of({{-9, 0}, {1, 0}, {0, 1}, {2, 0}, {1, 1}});

@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <span>
 #include <tuple>
 #include <vector>
@@ -72,8 +73,12 @@ struct KeyDifference {
       const std::span<float> inverse = scores.array(head);
       row_norms(lane.keys, dim, 0, len, input.kernel, gathered, inverse);
       for (std::size_t slot = 0; slot < len; ++slot) {
+        // A norm that is not finite makes the score NaN, and its key no part of the mean.
+        const float norm = inverse[slot];
         const bool usable = lane.valid.empty() || lane.valid[slot] != 0;
-        inverse[slot] = usable && inverse[slot] > 0.0F ? 1.0F / inverse[slot] : 0.0F;
+        inverse[slot] = !usable || norm == 0.0F ? 0.0F
+                        : std::isfinite(norm)   ? 1.0F / norm
+                                                : std::numeric_limits<float>::quiet_NaN();
       }
       const std::span<float> anchor = input.scratch.floats(kBuffer + 1, dim);
       weighted_row_sum(lane.keys, dim, 0, inverse, input.kernel, gathered,
