@@ -39,3 +39,7 @@ find_package(Threads REQUIRED)
 add_library(kvevict_engine INTERFACE)
 target_include_directories(kvevict_engine INTERFACE ${PROJECT_SOURCE_DIR}/examples)
 target_link_libraries(kvevict_engine INTERFACE kvevict_fast Threads::Threads)
+# Its one source file: all policies by name, compiled once.
+add_library(kvevict_engine_policies STATIC EXCLUDE_FROM_ALL
+            ${PROJECT_SOURCE_DIR}/examples/engine/policies.cpp)
+target_link_libraries(kvevict_engine_policies PUBLIC kvevict_engine)

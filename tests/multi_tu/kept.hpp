@@ -6,6 +6,13 @@
 #include <cstddef>
 #include <string_view>
 
+// All policies where the library as a whole is looked at; they take long to compile.
+#if defined(KVEVICT_TEST_ALL_POLICIES)
+using PoliciesOfTheTest = kvevict::NamedPolicies;
+#else
+using PoliciesOfTheTest = kvevict::PolicyList<kvevict::StreamingLLM, kvevict::RandomEviction>;
+#endif
+
 namespace {
 
 /// Tokens that the named policy keeps of `seq_len`. Each translation unit has its own copy, which
@@ -14,7 +21,8 @@ std::size_t kept(std::string_view policy_name, std::string_view options, std::si
   const kvevict::CacheShape shape{
       .num_layers = 2, .num_q_heads = 4, .num_kv_heads = 2, .head_dim = 8};
   const kvevict::views::ContiguousView view(shape, {}, {}, seq_len);
-  kvevict::AnyPolicy policy = kvevict::make_policy(policy_name, options, {.shape = shape});
+  kvevict::AnyPolicy policy =
+      kvevict::make_policy<PoliciesOfTheTest>(policy_name, options, {.shape = shape});
   policy.begin(seq_len);
   policy.end_prefill(view);
   return policy.select(view).count(0, 0);
