@@ -29,7 +29,7 @@ struct CompareOptions {
   std::vector<std::string> budgets = {"10%", "25%"};
   std::size_t prompt_len = 1000;
   std::size_t num_trials = 5;
-  std::size_t decode_tokens = 384;
+  std::size_t decode_tokens = 256;
   std::vector<std::string> only;
   std::uint64_t seed = 0;
 };

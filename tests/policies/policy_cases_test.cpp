@@ -326,7 +326,7 @@ const std::vector<PolicyCase>& policy_cases() {
                                 [](std::size_t budget) {
                                   return kvevict::CacheScoreOptions{.budget = budget,
                                                                     .num_sink_tokens = 1,
-                                                                    .recent_window = 2,
+                                                                    .recent_window = 1,
                                                                     .only_at_prefill_end = true};
                                 }),
       case_of<kvevict::AdaKV>("AdaKV", ada),
