@@ -104,10 +104,12 @@ template <class P>
 void add_observe(const std::string& name, const typename P::Options& options, Prompt& prompt,
                  const std::string& isa) {
   const auto policy = std::make_shared<P>(options, kShape);
-  policy->begin(prompt.len);
   const double flops =
       2.0 * static_cast<double>(prompt.len) * 128 * 8 * static_cast<double>(kWindow);
   kvevict_bench::add(name, isa, Work{.ceiling = "fma", .flops = flops}, [policy, &prompt] {
+    // A layer counts once, so every round is a prompt of its own.
+    policy->reset();
+    policy->begin(prompt.len);
     policy->observe_queries(0, prompt.query_rows(), prompt.view());
   });
 }
