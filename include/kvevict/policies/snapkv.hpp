@@ -4,7 +4,7 @@
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/error.hpp"
-#include "kvevict/policies/composed.hpp"
+#include "kvevict/policies/window_voting.hpp"
 #include "kvevict/scoring/attention_signals.hpp"
 #include "kvevict/scoring/group_reduce.hpp"
 #include "kvevict/scoring/pooling.hpp"
@@ -34,8 +34,7 @@ struct SnapKVOptions {
 /// with `pool` and `reduce` in either order. Once, at the end of a prompt: the window and the best
 /// of the prefix stay; tokens decoded later are all kept. Pooling sees the prefix only. A later
 /// prompt is a fresh window over all that is cached by then.
-struct SnapKVRecipe : CutsPrompts {
-  using Options = SnapKVOptions;
+struct SnapKVRecipe : VotesByWindow<SnapKVRecipe, SnapKVOptions> {
   static constexpr std::string_view kName = "SnapKV";
 
   static void check(const Options& options, const CacheShape& /*shape*/) {
@@ -52,10 +51,6 @@ struct SnapKVRecipe : CutsPrompts {
                         .support = options.softmax_support,
                         .score_window = !options.protect_window});
   }
-  /// Rows that a score is the sum over.
-  static std::size_t num_rows_summed(const Options& options) noexcept {
-    return options.observation_window;
-  }
   static Protection protection(const Options& options) noexcept {
     return {.recent_window = options.protect_window ? options.observation_window : 0,
             .after_prompt = true};
@@ -63,14 +58,7 @@ struct SnapKVRecipe : CutsPrompts {
 
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
-    visit("budget", options.budget);
-    visit("observation_window", options.observation_window);
-    visit("pooling", options.pooling.kind);
-    visit("pool_kernel_size", options.pooling.kernel_size);
-    visit("pool_edge", options.pooling.edge);
-    visit("group_reduce", options.group_reduce);
-    visit("pool_first", options.pool_first);
-    visit("softmax_support", options.softmax_support);
+    visit_common_options(options, visit);
     visit("protect_window", options.protect_window);
   }
 };
