@@ -51,17 +51,29 @@ kernels::RowBlock block(const void* data, std::size_t num_rows, ElementType type
   return {data, static_cast<std::ptrdiff_t>(kDim * element_size(type)), num_rows, kDim, type};
 }
 
+// The widest registers that this program is compiled for; a wider type would be spilled.
+#if defined(__AVX512F__)
+constexpr std::size_t kVectorBytes = 64;
+#elif defined(__AVX__)
+constexpr std::size_t kVectorBytes = 32;
+#else
+constexpr std::size_t kVectorBytes = 16;
+#endif
+typedef float Vector __attribute__((vector_size(kVectorBytes)));
+constexpr std::size_t kVectorFloats = kVectorBytes / sizeof(float);
+
 void ceilings() {
-  typedef float Vector __attribute__((vector_size(64)));  // whatever the machine makes of it
-  static Vector sums[16];
+  // Twelve chains hide the latency of a multiply-add and still fit into sixteen registers.
+  constexpr std::size_t kChains = 12;
   constexpr std::size_t kRounds = 100'000;
-  add("ceiling", "fma", {.flops = 2.0 * 16 * 16 * kRounds}, [] {
-    Vector local[16];
+  static Vector sums[kChains];
+  add("ceiling", "fma", {.flops = 2.0 * kChains * kVectorFloats * kRounds}, [] {
+    Vector local[kChains];
     std::copy(std::begin(sums), std::end(sums), std::begin(local));
     const Vector factor = local[0] * 0.0F + 0.999F;
     for (std::size_t i = 0; i < kRounds; ++i) {
       for (Vector& v : local)
-        v = v * factor + factor;
+        v = v * factor + factor;  // one instruction: -ffp-contract=fast
     }
     std::copy(std::begin(local), std::end(local), std::begin(sums));
   });
@@ -69,10 +81,10 @@ void ceilings() {
   std::vector<float>& target = keep(std::vector<float>(large.size()));
   const auto sum_of = [](const float* data, std::size_t n) {
     Vector total[8] = {};
-    for (std::size_t i = 0; i + 128 <= n; i += 128) {
+    for (std::size_t i = 0; i + 8 * kVectorFloats <= n; i += 8 * kVectorFloats) {
       for (std::size_t v = 0; v < 8; ++v) {
         Vector x;
-        std::memcpy(&x, data + i + 16 * v, sizeof x);
+        std::memcpy(&x, data + i + kVectorFloats * v, sizeof x);
         total[v] += x;
       }
     }
@@ -82,7 +94,8 @@ void ceilings() {
       [&large, sum_of] { sum_of(large.data(), large.size()); });
   add("ceiling", "copy", {.bytes = 8.0 * static_cast<double>(large.size())},
       [&large, &target] { std::memcpy(target.data(), large.data(), 4 * large.size()); });
-  std::vector<float>& small = keep(std::vector<float>(128 << 10, 1.0F));  // 512 KB
+  // Reading 256 KB again and again: more than L1 holds, less than L2.
+  std::vector<float>& small = keep(std::vector<float>(64 << 10, 1.0F));
   add("ceiling", "l2", {.bytes = 4.0 * 16 * static_cast<double>(small.size())}, [&small, sum_of] {
     for (int i = 0; i < 16; ++i)
       sum_of(small.data(), small.size());
