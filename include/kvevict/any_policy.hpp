@@ -50,6 +50,7 @@
 #include "kvevict/scoring/output_projection.hpp"
 #include "kvevict/scoring/query_filters.hpp"
 #include "kvevict/scoring/query_statistics.hpp"
+#include "kvevict/selection/projection.hpp"
 
 #include <concepts>
 #include <cstddef>
@@ -121,6 +122,10 @@ class AnyPolicy {
   [[nodiscard]] const KeepMask& select(const View& view) const {
     return self_->select(as_view_ref(view));
   }
+  template <KvCacheView View>
+  [[nodiscard]] const KeepMask& select(const View& view, Projection& projection) const {
+    return self_->select(as_view_ref(view), projection);
+  }
   void apply(const KeepMask& mask) { self_->apply(mask); }
   void truncate(std::size_t new_length) { self_->truncate(new_length); }
   void reset() { self_->reset(); }
@@ -152,6 +157,8 @@ class AnyPolicy {
     virtual void end_prefill(const ViewRef& view) = 0;
     [[nodiscard]] virtual bool should_evict() const = 0;
     [[nodiscard]] virtual const KeepMask& select(const ViewRef& view) const = 0;
+    [[nodiscard]] virtual const KeepMask& select(const ViewRef& view,
+                                                 Projection& projection) const = 0;
     virtual void apply(const KeepMask& mask) = 0;
     virtual void truncate(std::size_t new_length) = 0;
     virtual void reset() = 0;
@@ -210,6 +217,10 @@ class AnyPolicy {
     [[nodiscard]] bool should_evict() const override { return policy.should_evict(); }
     [[nodiscard]] const KeepMask& select(const ViewRef& view) const override {
       return policy.select(view);
+    }
+    [[nodiscard]] const KeepMask& select(const ViewRef& view,
+                                         Projection& projection) const override {
+      return policy.select(view, projection);
     }
     void apply(const KeepMask& mask) override { policy.apply(mask); }
     void truncate(std::size_t new_length) override { policy.truncate(new_length); }

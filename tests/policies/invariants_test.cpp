@@ -137,6 +137,31 @@ TEST_P(PolicyInvariants, ProtectedTokensStay) {
   }
 }
 
+// Engines that hold one set of tokens for all layers and heads (rule R8): every policy serves them,
+// within the budget, and the sequence goes on.
+TEST_P(PolicyInvariants, OneSetForTheModelStaysWithinTheBudget) {
+  const Workload load = workload(GetParam());
+  AnyEngine engine = GetParam().engine(load.budget);
+  kvevict::Projection projection({.scope = kvevict::MaskScope::kModel}, kToyShape);
+  engine.prompt(load.prompt_len);
+  std::size_t evicted = 0;
+  for (std::size_t step = 0; step < load.num_steps; ++step) {
+    if (engine.policy.should_evict()) {
+      const std::size_t budget = expected_total(engine);
+      const KeepMask& mask = engine.policy.select(engine.cache.view(), projection);
+      EXPECT_EQ(mask.num_lanes(), 1U);
+      EXPECT_LE(mask.total_count(), budget);
+      EXPECT_GT(mask.total_count(), 0U);
+      evicted += mask.total_evicted();
+      engine.evict(mask);
+      EXPECT_EQ(engine.policy.counters().evicted, evicted);
+    }
+    engine.feed(1);
+  }
+  EXPECT_TRUE(engine.cache_is_intact());
+  EXPECT_GT(evicted, 0U);
+}
+
 // R11, O-27: select changes neither the policy nor the cache, and says the same again.
 TEST_P(PolicyInvariants, SelectIsConstAndDeterministic) {
   auto engine = before_first_cut();

@@ -61,6 +61,11 @@ class AnyTestPolicy {
   [[nodiscard]] const kvevict::KeepMask& select(const View& view) const {
     return self_->select(kvevict::as_view_ref(view));
   }
+  template <kvevict::KvCacheView View>
+  [[nodiscard]] const kvevict::KeepMask& select(const View& view,
+                                                kvevict::Projection& projection) const {
+    return self_->select(kvevict::as_view_ref(view), projection);
+  }
   void apply(const kvevict::KeepMask& mask) { self_->apply(mask); }
   void truncate(std::size_t length) { self_->truncate(length); }
   void reset() { self_->reset(); }
@@ -95,6 +100,8 @@ class AnyTestPolicy {
     virtual void end_prefill(const kvevict::ViewRef& view) = 0;
     virtual bool should_evict() const = 0;
     virtual const kvevict::KeepMask& select(const kvevict::ViewRef& view) const = 0;
+    virtual const kvevict::KeepMask& select(const kvevict::ViewRef& view,
+                                            kvevict::Projection& projection) const = 0;
     virtual void apply(const kvevict::KeepMask& mask) = 0;
     virtual void truncate(std::size_t length) = 0;
     virtual void reset() = 0;
@@ -150,6 +157,10 @@ class AnyTestPolicy {
     bool should_evict() const override { return policy.should_evict(); }
     const kvevict::KeepMask& select(const kvevict::ViewRef& view) const override {
       return policy.select(view);
+    }
+    const kvevict::KeepMask& select(const kvevict::ViewRef& view,
+                                    kvevict::Projection& projection) const override {
+      return policy.select(view, projection);
     }
     void apply(const kvevict::KeepMask& mask) override { policy.apply(mask); }
     void truncate(std::size_t length) override { policy.truncate(length); }

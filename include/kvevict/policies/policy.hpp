@@ -18,6 +18,7 @@
 #include "kvevict/scoring/attention_rows.hpp"
 #include "kvevict/scoring/score_input.hpp"
 #include "kvevict/selection/pool_selection.hpp"
+#include "kvevict/selection/projection.hpp"
 
 #include <algorithm>
 #include <concepts>
@@ -262,31 +263,17 @@ class Policy {
   /// scratch memory (rule R11); the mask is valid until the next call on this object.
   template <KvCacheView View>
   [[nodiscard]] const KeepMask& select(const View& view) const {
-    const auto ref = as_view_ref(view);
-    check_view(ref);
-    const ScoreInput input{ref, sequence_, *kernel_, scratch_};
-    const auto score = [&](ScoredLane& lane) {
-      if constexpr (kScores<const Method>) {
-        method_.score(input, lane.lane, lane.scores);
-      } else {
-        std::fill(lane.scores.begin(), lane.scores.end(), 0.0F);
-      }
-    };
-    const auto normalise = [&](std::span<ScoredLane> lanes) {
-      if constexpr (kNormalises<const Method>) {
-        method_.normalise(lanes, input);
-      }
-    };
-    const Protection protection = method_.protection(sequence_);
-    if constexpr (kChooses<const Method>) {
-      const auto choose = [&](std::span<ScoredLane> lanes, std::size_t quota) {
-        method_.choose(lanes, quota, input);
-      };
-      selection_.run(sequence_, ref, allocation(), protection, score, normalise, choose);
-    } else {
-      selection_.run(sequence_, ref, allocation(), protection, score, normalise);
-    }
+    run_selection(view, false);
     return selection_.mask();
+  }
+  /// The same as the engine can execute it: one set for several heads or layers, whole pages,
+  /// equal lengths. The mask is valid until the projection's next use; apply takes it.
+  template <KvCacheView View>
+  [[nodiscard]] const KeepMask& select(const View& view, Projection& projection) const {
+    run_selection(view, true);
+    projected_ = &projection.run(selection_.mask(), selection_.lanes(),
+                                 selection_.protected_slots(), selection_.unused_budget());
+    return *projected_;
   }
 
   /// The mask was executed: the one place where slots are renumbered. A mask that speaks for
@@ -305,8 +292,10 @@ class Policy {
     }
     close_step();
     // A mask that select did not make, or not last, has no report.
-    const PoolSelection::Report report =
-        mask == selection_.mask() ? selection_.report() : PoolSelection::Report{};
+    const PoolSelection::Report report = &mask == projected_ || mask == selection_.mask()
+                                             ? selection_.report()
+                                             : PoolSelection::Report{};
+    projected_ = nullptr;
     counters_.evicted += mask.total_evicted();
     counters_.kept = mask.total_count();
     counters_.protected_entries = report.protected_entries;
@@ -348,6 +337,39 @@ class Policy {
   [[nodiscard]] const Method& method() const noexcept { return method_; }
 
  private:
+  template <KvCacheView View>
+  void run_selection(const View& view, bool for_projection) const {
+    projected_ = nullptr;
+    const auto ref = as_view_ref(view);
+    check_view(ref);
+    const ScoreInput input{ref, sequence_, *kernel_, scratch_};
+    const auto score = [&](ScoredLane& lane) {
+      if constexpr (kScores<const Method>) {
+        method_.score(input, lane.lane, lane.scores);
+      } else {
+        std::fill(lane.scores.begin(), lane.scores.end(), 0.0F);
+      }
+    };
+    const auto normalise = [&](std::span<ScoredLane> lanes) {
+      if constexpr (kNormalises<const Method>) {
+        method_.normalise(lanes, input);
+      }
+    };
+    const auto choose = [&](std::span<ScoredLane> lanes, std::size_t quota) {
+      if constexpr (kChooses<const Method>) {
+        method_.choose(lanes, quota, input);
+      }
+    };
+    selection_.run(sequence_, ref, allocation(), method_.protection(sequence_), score, normalise,
+                   kChooses<const Method> ? PoolSelection::Choose(choose) : PoolSelection::Choose(),
+                   for_projection);
+    if constexpr (!kScores<const Method>) {
+      // What is kept is all that such a policy says about a slot.
+      if (for_projection)
+        selection_.score_by_mask();
+    }
+  }
+
   template <class Visit>
   void each_state(Visit&& visit) {
     std::apply([&](auto&... state) { (visit(state), ...); }, method_.state());
@@ -469,6 +491,7 @@ class Policy {
   RowsFromQueries rows_from_queries_;
   mutable Scratch scratch_;
   mutable PoolSelection selection_;
+  mutable const KeepMask* projected_ = nullptr;  // by the newest select; compared, never read
 };
 
 KVEVICT_NAMESPACE_END

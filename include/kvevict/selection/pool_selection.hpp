@@ -105,8 +105,11 @@ class PoolSelection {
   ///                   and may take candidates away, which then go even if the budget has room
   /// @param choose     choose(lanes, quota): marks at most `quota` candidates in the lanes' keep
   ///                   bits; without it, the best of all lanes together
+  /// @param for_projection  scores every lane, also where all stays, and keeps what a Projection
+  ///                   needs: lanes() and protected_slots()
   void run(const Sequence& sequence, const ViewRef& view, const Allocation& allocation,
-           const Protection& protection, Score score, Normalise normalise, Choose choose = {}) {
+           const Protection& protection, Score score, Normalise normalise, Choose choose = {},
+           bool for_projection = false) {
     const CacheShape& shape = sequence.shape();
     const std::size_t num_lanes = sequence.num_lanes();
     mask_.reset(sequence.scope(), shape.num_layers, shape.num_kv_heads);
@@ -114,6 +117,12 @@ class PoolSelection {
       mask_.add_lane(sequence.seq_len(l));
     report_ = {};
     invalid_.resize(num_lanes);
+    for_projection_ = for_projection;
+    lanes_.clear();
+    candidates_used_ = 0;
+    scores_used_ = 0;
+    if (for_projection)
+      reserve_all(num_lanes);
     const std::size_t pools = allocation.num_pools(shape, num_lanes);
     const std::size_t lanes_per_pool = num_lanes / pools;
     for (std::size_t pool = 0; pool < pools; ++pool) {
@@ -125,7 +134,21 @@ class PoolSelection {
   }
 
   [[nodiscard]] const KeepMask& mask() const noexcept { return mask_; }
+  /// All lanes with their scores, after a run for a projection.
+  [[nodiscard]] std::span<const ScoredLane> lanes() const noexcept { return lanes_; }
+  /// What protection kept, after a run for a projection.
+  [[nodiscard]] const KeepMask& protected_slots() const noexcept { return protected_; }
+  /// [num_lanes] budget that was left where a pool held less than it may; the pool's first lane
+  /// has all of it.
+  [[nodiscard]] std::span<const std::size_t> unused_budget() const noexcept { return unused_; }
   [[nodiscard]] const Report& report() const noexcept { return report_; }
+  /// Makes the scores of all lanes what the mask says: 1 where a slot is kept, 0 elsewhere.
+  void score_by_mask() noexcept {
+    for (ScoredLane& lane : lanes_) {
+      std::fill(lane.scores.begin(), lane.scores.end(), 0.0F);
+      detail::for_each_bit(lane.keep, [&](std::size_t slot) { lane.scores[slot] = 1.0F; });
+    }
+  }
   /// How many slots that are missing in `kept`, the bits of a lane of the newest run, were not
   /// valid then.
   [[nodiscard]] std::size_t evicted_padding(std::size_t lane,
@@ -148,20 +171,30 @@ class PoolSelection {
       total_words += mask_.words(l).size();
       total_slots += mask_.lane_len(l);
     }
-    candidates_.assign(total_words, 0);
-    lanes_.clear();
+    // A pool takes the memory of the one before it, unless all are wanted.
+    std::size_t word = 0;
+    std::size_t slot = 0;
+    if (for_projection_) {
+      word = candidates_used_;
+      candidates_used_ += total_words;
+      slot = scores_used_;
+      scores_used_ += total_slots;
+    } else {
+      lanes_.clear();
+      candidates_.assign(total_words, 0);
+    }
     std::size_t quota = remainder;
     std::size_t held = 0;
     std::size_t num_candidates = 0;
-    std::size_t word = 0;
-    std::size_t slot = 0;
-    const std::span<float> scores = scores_.floats(0, total_slots);
+    const std::span<float> scores = scores_.floats(0, std::max(scores_used_, total_slots));
     for (std::size_t l = first_lane; l < first_lane + num_lanes; ++l) {
       const std::span<std::uint64_t> keep = mask_.words(l);
       const std::span<std::uint64_t> candidates(candidates_.data() + word, keep.size());
       find_valid(sequence, view, l, candidates);
       const Protected reserved = protect(sequence, l, allocation, protection, keep, candidates);
       quota = detail::saturating_add(quota, reserved.lane_budget);
+      if (for_projection_)
+        std::copy(keep.begin(), keep.end(), protected_.words(l).begin());
       held += allocation.protected_extra ? 0 : reserved.counted;
       num_candidates += detail::count_bits(candidates);
       lanes_.push_back({l, scores.subspan(slot, mask_.lane_len(l)), candidates, keep});
@@ -173,18 +206,36 @@ class PoolSelection {
     if (held > quota)
       report_.budget_not_reached = true;
     quota = quota > held ? quota - held : 0;
-    if (quota > 0 && quota < num_candidates) {
-      for (ScoredLane& lane : lanes_) {
+    if (for_projection_)
+      unused_[first_lane] = quota - std::min(quota, num_candidates);
+    const std::span<ScoredLane> lanes = std::span(lanes_).last(num_lanes);
+    const bool some_go = quota > 0 && quota < num_candidates;
+    if (some_go || (for_projection_ && num_candidates > 0)) {
+      for (ScoredLane& lane : lanes) {
         score(lane);
         report_.non_finite += detail::count_non_finite(lane);
       }
-      normalise(lanes_);
-      if (choose)
-        return choose(lanes_, quota);
+      normalise(lanes);
+      if (choose && some_go)
+        return choose(lanes, quota);
     }
     if (num_lanes > 1 && quota < num_candidates)
-      quota -= keep_floor(allocation, quota);
-    select_top_k(lanes_, quota);
+      quota -= keep_floor(allocation, lanes, quota);
+    select_top_k(lanes, quota);
+  }
+
+  // Memory for the lanes of all pools at once: what points into it must not move.
+  void reserve_all(std::size_t num_lanes) {
+    std::size_t num_words = 0;
+    std::size_t num_slots = 0;
+    protected_.reset(mask_.scope(), mask_.num_layers(), mask_.num_kv_heads());
+    for (std::size_t l = 0; l < num_lanes; ++l) {
+      num_words += protected_.add_lane(mask_.lane_len(l)).size();
+      num_slots += mask_.lane_len(l);
+    }
+    candidates_.assign(num_words, 0);
+    unused_.assign(num_lanes, 0);
+    static_cast<void>(scores_.floats(0, num_slots));
   }
 
   // What protection leaves of one lane.
@@ -255,9 +306,10 @@ class PoolSelection {
   }
 
   // Gives every lane its minimum first (rule R15); returns how much of the quota that took.
-  std::size_t keep_floor(const Allocation& allocation, std::size_t quota) {
+  std::size_t keep_floor(const Allocation& allocation, std::span<ScoredLane> lanes,
+                         std::size_t quota) {
     std::size_t taken = 0;
-    for (ScoredLane& lane : lanes_) {
+    for (ScoredLane& lane : lanes) {
       const std::size_t before = detail::count_bits(lane.keep);
       if (before >= allocation.min_keep)
         continue;
@@ -276,6 +328,11 @@ class PoolSelection {
 
   KeepMask mask_;
   Report report_;
+  bool for_projection_ = false;
+  KeepMask protected_;
+  std::vector<std::size_t> unused_;
+  std::size_t candidates_used_ = 0;  // by the pools so far, for a projection
+  std::size_t scores_used_ = 0;
   std::vector<std::uint64_t> candidates_;
   std::vector<std::vector<std::uint64_t>> invalid_;  // by lane; empty where all slots are valid
   std::vector<ScoredLane> lanes_;

@@ -5,6 +5,7 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/lane.hpp"
+#include "kvevict/core/plan.hpp"
 #include "kvevict/core/shape.hpp"
 
 #include <algorithm>
@@ -88,17 +89,11 @@ void compact(const View& view, const KeepMask& mask) {
   for (std::size_t layer = 0; layer < shape.num_layers; ++layer) {
     for (std::size_t head = 0; head < shape.num_kv_heads; ++head) {
       const MutableLane lane = view.mutable_lane(layer, head);
-      std::size_t target = 0;
-      mask.for_each_kept_run(layer, head, [&](std::size_t first, std::size_t last) {
-        if (target != first) {
-          if (lane.keys.present()) {
-            detail::move_rows(lane.keys, shape.head_dim, first, last - first, target);
-          }
-          if (lane.values.present()) {
-            detail::move_rows(lane.values, shape.value_size(), first, last - first, target);
-          }
-        }
-        target += last - first;
+      for_each_move(mask, layer, head, [&](std::size_t from, std::size_t to, std::size_t count) {
+        if (lane.keys.present())
+          detail::move_rows(lane.keys, shape.head_dim, from, count, to);
+        if (lane.values.present())
+          detail::move_rows(lane.values, shape.value_size(), from, count, to);
       });
     }
   }
