@@ -23,6 +23,7 @@ set(KVEVICT_HEADERS
     include/kvevict/core/keep_mask.hpp
     include/kvevict/core/lag_partitions.hpp
     include/kvevict/core/lane.hpp
+    include/kvevict/core/plan.hpp
     include/kvevict/core/protection.hpp
     include/kvevict/core/rerotation.hpp
     include/kvevict/core/rotary.hpp
@@ -134,6 +135,7 @@ set(KVEVICT_HEADERS
     include/kvevict/selection/head_floors.hpp
     include/kvevict/selection/partition_quotas.hpp
     include/kvevict/selection/pool_selection.hpp
+    include/kvevict/selection/projection.hpp
     include/kvevict/selection/segment_caps.hpp
     include/kvevict/selection/slot_bits.hpp
     include/kvevict/selection/streaming_top_k.hpp

@@ -267,7 +267,8 @@ class Policy {
     return selection_.mask();
   }
   /// The same as the engine can execute it: one set for several heads or layers, whole pages,
-  /// equal lengths. The mask is valid until the projection's next use; apply takes it.
+  /// equal lengths. The mask is valid until the projection's next use; apply takes it. A method
+  /// that selects by itself goes by what it selected: a slot scores 1 where it stays.
   template <KvCacheView View>
   [[nodiscard]] const KeepMask& select(const View& view, Projection& projection) const {
     run_selection(view, true);
@@ -363,8 +364,8 @@ class Policy {
     selection_.run(sequence_, ref, allocation(), method_.protection(sequence_), score, normalise,
                    kChooses<const Method> ? PoolSelection::Choose(choose) : PoolSelection::Choose(),
                    for_projection);
-    if constexpr (!kScores<const Method>) {
-      // What is kept is all that such a policy says about a slot.
+    if constexpr (!kScores<const Method> || kChooses<const Method>) {
+      // Such a policy's mask says more about a slot than its score.
       if (for_projection)
         selection_.score_by_mask();
     }

@@ -138,8 +138,8 @@ class PoolSelection {
   [[nodiscard]] std::span<const ScoredLane> lanes() const noexcept { return lanes_; }
   /// What protection kept, after a run for a projection.
   [[nodiscard]] const KeepMask& protected_slots() const noexcept { return protected_; }
-  /// [num_lanes] budget that was left where a pool held less than it may; the pool's first lane
-  /// has all of it.
+  /// [num_lanes] budget that was left where a pool held less than it may and than it has seen; the
+  /// pool's first lane has all of it.
   [[nodiscard]] std::span<const std::size_t> unused_budget() const noexcept { return unused_; }
   [[nodiscard]] const Report& report() const noexcept { return report_; }
   /// Makes the scores of all lanes what the mask says: 1 where a slot is kept, 0 elsewhere.
@@ -186,6 +186,7 @@ class PoolSelection {
     std::size_t quota = remainder;
     std::size_t held = 0;
     std::size_t num_candidates = 0;
+    std::size_t lost = 0;  // by earlier cuts
     const std::span<float> scores = scores_.floats(0, std::max(scores_used_, total_slots));
     for (std::size_t l = first_lane; l < first_lane + num_lanes; ++l) {
       const std::span<std::uint64_t> keep = mask_.words(l);
@@ -197,6 +198,7 @@ class PoolSelection {
         std::copy(keep.begin(), keep.end(), protected_.words(l).begin());
       held += allocation.protected_extra ? 0 : reserved.counted;
       num_candidates += detail::count_bits(candidates);
+      lost += sequence.num_evicted(l);
       lanes_.push_back({l, scores.subspan(slot, mask_.lane_len(l)), candidates, keep});
       word += keep.size();
       slot += mask_.lane_len(l);
@@ -207,7 +209,7 @@ class PoolSelection {
       report_.budget_not_reached = true;
     quota = quota > held ? quota - held : 0;
     if (for_projection_)
-      unused_[first_lane] = quota - std::min(quota, num_candidates);
+      unused_[first_lane] = std::min(quota - std::min(quota, num_candidates), lost);
     const std::span<ScoredLane> lanes = std::span(lanes_).last(num_lanes);
     const bool some_go = quota > 0 && quota < num_candidates;
     if (some_go || (for_projection_ && num_candidates > 0)) {
