@@ -1,6 +1,7 @@
 #ifndef KVEVICT_ANY_POLICY_HPP_
 #define KVEVICT_ANY_POLICY_HPP_
 
+#include "kvevict/composition_text.hpp"
 #include "kvevict/config.hpp"
 #include "kvevict/core/counters.hpp"
 #include "kvevict/core/error.hpp"
@@ -61,6 +62,7 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -72,11 +74,14 @@ class AnyPolicy {
   // ask for this constructor again.
   template <class P>
     requires(!std::same_as<P, AnyPolicy> && EvictionPolicy<P>)
-  explicit AnyPolicy(P policy) : self_(std::make_unique<Model<P>>(std::move(policy))) {}
-  AnyPolicy(const AnyPolicy& other) : self_(other.self_ ? other.self_->clone() : nullptr) {}
+  explicit AnyPolicy(P policy, std::string description = std::string(P::kName))
+      : self_(std::make_unique<Model<P>>(std::move(policy))),
+        description_(std::move(description)) {}
+  AnyPolicy(const AnyPolicy& other)
+      : self_(other.self_ ? other.self_->clone() : nullptr), description_(other.description_) {}
   AnyPolicy& operator=(const AnyPolicy& other) {
     if (this != &other)
-      self_ = AnyPolicy(other).self_;
+      *this = AnyPolicy(other);
     return *this;
   }
   AnyPolicy(AnyPolicy&&) noexcept = default;
@@ -84,6 +89,9 @@ class AnyPolicy {
   ~AnyPolicy() = default;
 
   [[nodiscard]] std::string_view name() const { return self_->name(); }
+  /// Name, options that are not the defaults and parts, as make_policy reads them; the name alone
+  /// where it was not made from text.
+  [[nodiscard]] const std::string& describe() const noexcept { return description_; }
   [[nodiscard]] Inputs required_inputs() const { return self_->required_inputs(); }
   [[nodiscard]] AttentionUse attention_use() const { return self_->attention_use(); }
 
@@ -174,7 +182,13 @@ class AnyPolicy {
       return std::make_unique<Model>(*this);
     }
     [[nodiscard]] std::string_view name() const override { return P::kName; }
-    [[nodiscard]] Inputs required_inputs() const override { return P::kRequiredInputs; }
+    [[nodiscard]] Inputs required_inputs() const override {
+      if constexpr (requires { policy.required_inputs(); }) {
+        return policy.required_inputs();
+      } else {
+        return P::kRequiredInputs;
+      }
+    }
     [[nodiscard]] AttentionUse attention_use() const override { return P::kAttentionUse; }
     void begin(std::size_t prompt_len, std::span<const PositionSpan> pinned) override {
       policy.begin(prompt_len, pinned);
@@ -233,6 +247,7 @@ class AnyPolicy {
   };
 
   std::unique_ptr<Interface> self_;
+  std::string description_;
 };
 
 /// Policies that can be told apart by name.
@@ -242,7 +257,6 @@ struct PolicyList {};
 /// Every policy that can be made by name. A new one is a line here.
 // clang-format off
 using NamedPolicies = PolicyList<
-    // clang-format off
     FullKV,
     RandomEviction,
     StreamingLLM,
@@ -318,17 +332,6 @@ struct ModelInfo {
 
 namespace detail {
 
-/// Letters in lower case, without '_' and '-': "Streaming-LLM" and "streaming_llm" are the same.
-[[nodiscard]] inline std::string plain_name(std::string_view name) {
-  std::string plain;
-  for (const char c : name) {
-    if (c == '_' || c == '-')
-      continue;
-    plain.push_back(c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c);
-  }
-  return plain;
-}
-
 [[nodiscard]] inline std::string input_names(Inputs inputs) {
   std::string names;
   const auto add = [&](Inputs input, std::string_view name) {
@@ -353,17 +356,44 @@ template <class Method>
   }
 }
 
+/// What is made of a policy's name: its method, or where that is a recipe the one that takes parts.
+template <class P>
+struct TextMethod;
 template <class Method>
-[[nodiscard]] AnyPolicy make_from_text(std::type_identity<Policy<Method>> /*policy*/,
+struct TextMethod<Policy<Method>> {
+  using Type = Method;
+};
+template <Recipe R>
+struct TextMethod<Policy<Composed<R>>> {
+  using Type = Composed<WithAdditions<R>>;
+};
+
+/// @param items  the policy, then its parts
+template <class Method>
+[[nodiscard]] AnyPolicy make_from_text(std::span<const TextItem> items,
                                        std::string_view options_text, const ModelInfo& model) {
-  const auto missing = static_cast<Inputs>(static_cast<std::uint32_t>(Method::kRequiredInputs) &
+  typename Method::Options options;
+  read_options<Method>(items[0].options, options, items[0].where(Method::kName));
+  read_options<Method>(options_text, options);
+  std::string description(Method::kName);
+  if (const std::string changed = write_options<Method>(options); !changed.empty())
+    description.append("(").append(changed).append(")");
+  Inputs needed = Method::kRequiredInputs;
+  for (const TextItem& item : items.subspan(1)) {
+    if constexpr (requires { options.additions; }) {
+      description.append(" + ").append(
+          add_part(NamedParts{}, item, {model.shape, model.output_projection}, options.additions));
+      needed = needed | options.additions.stages.inputs();
+    } else {
+      throw_invalid_argument(Method::kName, item.where("takes no parts"));
+    }
+  }
+  const auto missing = static_cast<Inputs>(static_cast<std::uint32_t>(needed) &
                                            ~static_cast<std::uint32_t>(model.supplied));
   if (missing != Inputs::kNothing) {
     throw_invalid_argument(Method::kName,
                            std::string("the engine does not supply ").append(input_names(missing)));
   }
-  typename Method::Options options;
-  read_options<Method>(options_text, options);
   if constexpr (requires { options.output_projection; }) {
     options.output_projection = model.output_projection;
   }
@@ -376,7 +406,8 @@ template <class Method>
   if constexpr (needs_query_statistics<Method>())
     options.query_statistics = model.query_statistics;
   return AnyPolicy(Policy<Method>(options, model.shape,
-                                  model.kernel != nullptr ? *model.kernel : kernels::best()));
+                                  model.kernel != nullptr ? *model.kernel : kernels::best()),
+                   std::move(description));
 }
 
 template <class Visit, class... Ps>
@@ -387,26 +418,31 @@ void for_each_policy(PolicyList<Ps...> /*list*/, Visit&& visit) {
 }  // namespace detail
 
 /// Makes a policy from its name and its options, "key=value,key=value". Case, '_' and '-' in the
-/// name do not matter. Throws InvalidArgument: a name or a key that is not known (the text lists
-/// those that are), a value that cannot be read or is refused, an input that is not supplied.
+/// name do not matter. The name may bring options and parts: "snapkv(budget=512) + caote +
+/// ada(floor=0.1)", as describe() writes it; the options behind it come on top. Throws
+/// InvalidArgument: a name, a part or a key that is not known (the text lists those that are, and
+/// says at which column), a value that cannot be read or is refused, an input that is not supplied.
 ///
 /// @tparam Policies  PolicyList to choose from. A template also so that only programs that call it
 ///                   compile all policies.
 template <class Policies = NamedPolicies>
 [[nodiscard]] AnyPolicy make_policy(std::string_view name, std::string_view options,
                                     const ModelInfo& model) {
+  const std::vector<detail::TextItem> items = detail::split_composition(name);
   std::unique_ptr<AnyPolicy> made;
   std::string known;
   detail::for_each_policy(Policies{}, [&](auto policy) {
     using P = typename decltype(policy)::type;
     known.append(known.empty() ? "" : ", ").append(P::kName);
-    if (made == nullptr && detail::plain_name(P::kName) == detail::plain_name(name)) {
-      made = std::make_unique<AnyPolicy>(detail::make_from_text(policy, options, model));
+    if (made == nullptr && detail::plain_name(P::kName) == detail::plain_name(items[0].name)) {
+      made = std::make_unique<AnyPolicy>(
+          detail::make_from_text<typename detail::TextMethod<P>::Type>(items, options, model));
     }
   });
   if (made == nullptr) {
     detail::throw_invalid_argument(
-        "make_policy", std::string("no policy '").append(name).append("'; known: ").append(known));
+        "make_policy",
+        std::string("no policy '").append(items[0].name).append("'; known: ").append(known));
   }
   return std::move(*made);
 }

@@ -5,6 +5,7 @@
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/error.hpp"
 
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <concepts>
@@ -100,11 +101,67 @@ template <class Enum>
   return false;
 }
 
-/// Sets the options of `Method` that `text` names: key=value, separated by commas. Throws
-/// InvalidArgument for a key that does not exist (listing those that do) or a value that cannot
-/// be read (saying what is expected).
+// The other way round: what read_option reads as the same value.
+
+template <class Number>
+  requires((std::integral<Number> || std::floating_point<Number>)&&!std::same_as<Number, bool>)
+[[nodiscard]] std::string option_text(Number value) {
+  std::array<char, 32> buffer{};
+  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr;
+  return {buffer.data(), end};
+}
+[[nodiscard]] inline std::string option_text(bool value) {
+  return value ? "true" : "false";
+}
+[[nodiscard]] inline std::string option_text(const Budget& value) {
+  if (value.is_total())
+    return "total:" + option_text(value.count());
+  if (value.is_tokens())
+    return option_text(value.count());
+  // A share is a whole number of billionths, which have seven digits as a percentage.
+  return option_text(value.unrounded_tokens_of(1'000'000'000) / 1e7) + "%";
+}
+template <class Number>
+[[nodiscard]] std::string option_text(const std::vector<Number>& values) {
+  std::string text;
+  for (const Number value : values)
+    text.append(text.empty() ? "" : ":").append(option_text(value));
+  return text;
+}
+template <class Enum>
+  requires std::is_enum_v<Enum>
+[[nodiscard]] std::string option_text(Enum value) {
+  for (const auto& [name, enumerator] : enum_names(Enum{})) {
+    if (enumerator == value)
+      return std::string(name);
+  }
+  return {};
+}
+
+/// The options of `Method` that are not its defaults, as read_options reads them.
 template <class Method>
-void read_options(std::string_view text, typename Method::Options& options) {
+[[nodiscard]] std::string write_options(typename Method::Options options) {
+  std::vector<std::string> defaults;
+  typename Method::Options untouched;
+  Method::visit_options(untouched, [&](std::string_view, const auto& field) {
+    defaults.push_back(option_text(field));
+  });
+  std::string text;
+  std::size_t index = 0;
+  Method::visit_options(options, [&](std::string_view name, const auto& field) {
+    const std::string value = option_text(field);
+    if (value != defaults[index++])
+      text.append(text.empty() ? "" : ",").append(name).append("=").append(value);
+  });
+  return text;
+}
+
+/// Sets the options of `Method` that `text` names: key=value, separated by commas. Throws
+/// InvalidArgument, naming `where`, for a key that does not exist (listing those that do) or a
+/// value that cannot be read (saying what is expected).
+template <class Method>
+void read_options(std::string_view text, typename Method::Options& options,
+                  std::string_view where = Method::kName) {
   while (!text.empty()) {
     const std::size_t comma = text.find(',');
     const std::string_view pair = text.substr(0, comma);
@@ -122,20 +179,20 @@ void read_options(std::string_view text, typename Method::Options& options) {
       found = true;
       std::string expected;
       if (!read_option(value, field, expected)) {
-        throw_invalid_argument(Method::kName, std::string("option ")
-                                                  .append(key)
-                                                  .append("='")
-                                                  .append(value)
-                                                  .append("': expected ")
-                                                  .append(expected));
+        throw_invalid_argument(where, std::string("option ")
+                                          .append(key)
+                                          .append("='")
+                                          .append(value)
+                                          .append("': expected ")
+                                          .append(expected));
       }
     };
     Method::visit_options(options, visit);
     if (!found) {
-      throw_invalid_argument(Method::kName, std::string("no option '")
-                                                .append(key)
-                                                .append("'; valid: ")
-                                                .append(valid.empty() ? "none" : valid));
+      throw_invalid_argument(where, std::string("no option '")
+                                        .append(key)
+                                        .append("'; valid: ")
+                                        .append(valid.empty() ? "none" : valid));
     }
   }
 }

@@ -31,10 +31,10 @@ KVEVICT_NAMESPACE_BEGIN
 ///
 /// Optional: check(options, shape), which throws; allocation(options), who gets how much where that
 /// is more than options.budget for each lane, or allocator(options, shape) where it changes from
-/// step to step (Allocator); selector(options), a selection of
-/// its own (Selector); protection(options) where the allocator does not say it;
-/// scored_layer(options, layer), the layer whose scores `layer` takes, itself or one before it:
-/// only such layers are observed.
+/// step to step (Allocator); selector(options), a selection of its own (Selector);
+/// protection(options) where the allocator does not say it; scored_layer(options, layer), the layer
+/// whose scores `layer` takes, itself or one before it: only such layers are observed;
+/// added_inputs(options), what is read beside what the parts say.
 template <class R>
 concept Recipe = requires(const typename R::Options& options, const CacheShape& shape) {
   { R::kName } -> std::convertible_to<std::string_view>;
@@ -143,40 +143,48 @@ struct CutsByCacheScore {
   }
 };
 
+namespace detail {
+
+/// An allocation that is known from the options.
+struct FixedAllocation {
+  Allocation fixed;
+  [[nodiscard]] Allocation allocation(const Sequence& /*sequence*/) const noexcept { return fixed; }
+};
+
+/// Who gets how much by a recipe, whichever way it says so.
+template <class R>
+[[nodiscard]] auto allocator_of(const typename R::Options& options, const CacheShape& shape) {
+  if constexpr (requires { R::allocator(options, shape); }) {
+    return R::allocator(options, shape);
+  } else if constexpr (requires { R::allocation(options); }) {
+    return FixedAllocation{R::allocation(options)};
+  } else {
+    return FixedAllocation{{.budget = options.budget}};
+  }
+}
+/// Who stays by a recipe; an empty tuple where the best do.
+template <class R>
+[[nodiscard]] auto selector_of(const typename R::Options& options) {
+  if constexpr (requires { R::selector(options); }) {
+    return R::selector(options);
+  } else {
+    return std::tuple<>();
+  }
+}
+
+}  // namespace detail
+
 /// The method that a recipe describes: Policy<Composed<SnapKVRecipe>> is a policy.
 template <Recipe R>
 class Composed {
-  static auto make_allocator(const typename R::Options& options, const CacheShape& shape) {
-    if constexpr (requires { R::allocator(options, shape); }) {
-      return R::allocator(options, shape);
-    } else if constexpr (requires { R::allocation(options); }) {
-      return Fixed{R::allocation(options)};
-    } else {
-      return Fixed{{.budget = options.budget}};
-    }
-  }
-  static auto make_selector(const typename R::Options& options) {
-    if constexpr (requires { R::selector(options); }) {
-      return R::selector(options);
-    } else {
-      return std::tuple<>();
-    }
-  }
-  struct Fixed {
-    Allocation fixed;
-    [[nodiscard]] Allocation allocation(const Sequence& /*sequence*/) const noexcept {
-      return fixed;
-    }
-  };
-
  public:
   using Options = typename R::Options;
   using Parts =
       decltype(R::pipeline(std::declval<const Options&>(), std::declval<const CacheShape&>()));
   using Signal = std::remove_cvref_t<decltype(std::declval<Parts&>().signal())>;
-  using Budgets =
-      decltype(make_allocator(std::declval<const Options&>(), std::declval<const CacheShape&>()));
-  using Selection = decltype(make_selector(std::declval<const Options&>()));
+  using Budgets = decltype(detail::allocator_of<R>(std::declval<const Options&>(),
+                                                   std::declval<const CacheShape&>()));
+  using Selection = decltype(detail::selector_of<R>(std::declval<const Options&>()));
   static constexpr std::string_view kName = R::kName;
   static constexpr Inputs kRequiredInputs =
       Parts::kRequiredInputs | detail::required_by<Selection>();
@@ -185,9 +193,17 @@ class Composed {
   Composed(const Options& options, const CacheShape& shape)
       : options_((check(options, shape), options)),
         pipeline_(R::pipeline(options, shape)),
-        allocator_(make_allocator(options, shape)),
-        selector_(make_selector(options)) {}
+        allocator_(detail::allocator_of<R>(options, shape)),
+        selector_(detail::selector_of<R>(options)) {}
 
+  /// What is read beside kRequiredInputs, where that is known from the options only.
+  [[nodiscard]] Inputs added_inputs() const noexcept {
+    if constexpr (requires { R::added_inputs(options_); }) {
+      return R::added_inputs(options_);
+    } else {
+      return Inputs::kNothing;
+    }
+  }
   [[nodiscard]] MaskScope scope() const noexcept { return R::scope(options_); }
   [[nodiscard]] Trigger trigger() const noexcept { return R::trigger(options_); }
   [[nodiscard]] Protection protection(const Sequence& sequence) const noexcept {
@@ -257,6 +273,14 @@ class Composed {
   }
   void normalise(std::span<ScoredLane> lanes, const ScoreInput& input) const {
     pipeline_.normalise(lanes, input);
+  }
+  /// Whether choose selects, where that is known from the options only.
+  [[nodiscard]] bool chooses() const noexcept {
+    if constexpr (requires { selector_.chooses(); }) {
+      return selector_.chooses();
+    } else {
+      return Selector<Selection>;
+    }
   }
   void choose(std::span<ScoredLane> lanes, std::size_t quota,
               const ScoreInput& input) const requires Selector<Selection> {

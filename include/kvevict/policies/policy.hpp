@@ -50,7 +50,9 @@ enum class Trigger : std::uint8_t {
 /// observe_hidden(layer,
 /// rows, sequence, kernel) with wants_hidden(layer); observe_cache(input), once a step;
 /// score(input, lane, out), without which every candidate is equal; normalise(lanes, input), run
-/// over all lanes of a pool before selection; choose(lanes, quota, input), a selection of its own.
+/// over all lanes of a pool before selection; choose(lanes, quota, input), a selection of its own,
+/// with chooses() where the options say whether; added_inputs(), what the options add to
+/// kRequiredInputs.
 /// The observe members return how many samples were not finite.
 template <class Method>
 concept PolicyMethod = requires(Method& method, const Method& constant, const Sequence& sequence) {
@@ -131,6 +133,15 @@ class Policy {
     ++counters_.steps;
     observed_.assign(shape_.num_layers, 0);
     step_open_ = true;
+  }
+
+  /// What this policy reads: kRequiredInputs, and what its options add.
+  [[nodiscard]] Inputs required_inputs() const noexcept {
+    if constexpr (requires { method_.added_inputs(); }) {
+      return kRequiredInputs | method_.added_inputs();
+    } else {
+      return kRequiredInputs;
+    }
   }
 
   /// How many of the newest tokens' attention rows this step needs of `layer`; 0: none.
@@ -362,12 +373,18 @@ class Policy {
       }
     };
     selection_.run(sequence_, ref, allocation(), method_.protection(sequence_), score, normalise,
-                   kChooses<const Method> ? PoolSelection::Choose(choose) : PoolSelection::Choose(),
+                   chooses() ? PoolSelection::Choose(choose) : PoolSelection::Choose(),
                    for_projection);
-    if constexpr (!kScores<const Method> || kChooses<const Method>) {
-      // Such a policy's mask says more about a slot than its score.
-      if (for_projection)
-        selection_.score_by_mask();
+    // The mask of such a policy says more about a slot than its score.
+    if (for_projection && (!kScores<const Method> || chooses()))
+      selection_.score_by_mask();
+  }
+
+  [[nodiscard]] bool chooses() const noexcept {
+    if constexpr (requires { method_.chooses(); }) {
+      return method_.chooses();
+    } else {
+      return kChooses<const Method>;
     }
   }
 
@@ -472,9 +489,10 @@ class Policy {
   }
   void check_view(const ViewRef& view) const {
     detail::check_same_shape(view.shape(), shape_, kName);
+    const Inputs needed = required_inputs();
     for (std::size_t layer = 0; layer < shape_.num_layers; ++layer) {
       for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
-        check_lane(view.lane(layer, head), layer, head, kRequiredInputs);
+        check_lane(view.lane(layer, head), layer, head, needed);
       }
     }
   }
