@@ -5,6 +5,7 @@
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/error.hpp"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -156,6 +157,12 @@ template <class Method>
   return text;
 }
 
+/// The text between the spaces around it.
+[[nodiscard]] inline std::string_view without_spaces(std::string_view text) noexcept {
+  const std::size_t first = std::min(text.find_first_not_of(' '), text.size());
+  return text.substr(first, text.find_last_not_of(' ') + 1 - first);
+}
+
 /// Sets the options of `Method` that `text` names: key=value, separated by commas. Throws
 /// InvalidArgument, naming `where`, for a key that does not exist (listing those that do) or a
 /// value that cannot be read (saying what is expected).
@@ -167,9 +174,10 @@ void read_options(std::string_view text, typename Method::Options& options,
     const std::string_view pair = text.substr(0, comma);
     text = comma == std::string_view::npos ? std::string_view() : text.substr(comma + 1);
     const std::size_t equals = pair.find('=');
-    const std::string key(pair.substr(0, equals));
-    const std::string_view value =
-        equals == std::string_view::npos ? std::string_view() : pair.substr(equals + 1);
+    const std::string key(without_spaces(pair.substr(0, equals)));
+    const std::string_view value = equals == std::string_view::npos
+                                       ? std::string_view()
+                                       : without_spaces(pair.substr(equals + 1));
     bool found = false;
     std::string valid;
     const auto visit = [&](std::string_view name, auto& field) {

@@ -129,6 +129,20 @@ TEST(AnyPolicy, DecidesAsThePolicyInside) {
   EXPECT_EQ(any.length(), 20U);
 }
 
+// Options of every type come back as they were written.
+TEST(AnyPolicy, EveryPolicyReadsItsOwnDescription) {
+  ModelInfo model{.shape = kShape};
+  model.rotary = RotaryEmbedding{.inv_freq = {1.0, 0.1}};
+  for (const char* text :
+       {"SnapKV(budget=total:4096,softmax_support=past)", "RandomEviction(budget=33.3333333%)",
+        "InertiaKV(alpha=0.75)", "EvolKV(layer_budgets=3:5)", "AdaKV(floor=0.1)",
+        "ExpectedAttention(budget=77)"}) {
+    const AnyPolicy policy = make_policy(text, "", model);
+    EXPECT_EQ(policy.describe(), text);
+    EXPECT_EQ(make_policy(policy.describe(), "", model).describe(), text);
+  }
+}
+
 TEST(AnyPolicy, CopyForksTheSequence) {
   Cache cache;
   AnyPolicy first = make_policy("streaming_llm", "", {.shape = kShape});
