@@ -54,33 +54,35 @@ std::vector<float> make(std::size_t n, Values kind, unsigned seed) {
   return values;
 }
 
-/// Floats at an address that is `offset` bytes off any alignment, with guards behind them.
+/// Floats at an address that is `offset` floats off the alignment of a vector, with guards behind
+/// them.
 class Placed {
  public:
   Placed(const std::vector<float>& values, std::size_t offset)
-      : offset_(offset), size_(values.size()), bytes_((values.size() + 17) * 4 + offset) {
-    for (std::size_t i = 0; i < size_ + 16; ++i) {
-      const float value = i < size_ ? values[i] : kGuard;
-      std::memcpy(bytes_.data() + offset_ + 4 * i, &value, 4);
-    }
+      : floats_(values.size() + kSlack, kGuard), size_(values.size()) {
+    const auto address = reinterpret_cast<std::uintptr_t>(floats_.data()) / sizeof(float);
+    first_ = (16 - address % 16) % 16 + offset;
+    std::copy(values.begin(), values.end(), at(first_));
   }
-  // Kernels take float pointers of any alignment; the tests do not read through this one.
-  [[nodiscard]] float* data() { return reinterpret_cast<float*>(bytes_.data() + offset_); }
-  [[nodiscard]] std::vector<float> values() const { return read(0, size_); }
+  [[nodiscard]] float* data() { return floats_.data() + first_; }
+  [[nodiscard]] std::vector<float> values() const { return {at(first_), at(first_ + size_)}; }
   [[nodiscard]] bool guards_untouched() const {
-    const auto behind = read(size_, 16);
-    return std::all_of(behind.begin(), behind.end(), [](float x) { return x == kGuard; });
+    return std::all_of(at(first_ + size_), floats_.end(), [](float x) { return x == kGuard; });
   }
 
  private:
-  [[nodiscard]] std::vector<float> read(std::size_t first, std::size_t count) const {
-    std::vector<float> values(count);
-    std::memcpy(values.data(), bytes_.data() + offset_ + 4 * first, 4 * count);
-    return values;
+  static constexpr std::size_t kSlack = 48;
+
+  [[nodiscard]] std::vector<float>::iterator at(std::size_t index) {
+    return floats_.begin() + static_cast<std::ptrdiff_t>(index);
   }
-  std::size_t offset_;
+  [[nodiscard]] std::vector<float>::const_iterator at(std::size_t index) const {
+    return floats_.begin() + static_cast<std::ptrdiff_t>(index);
+  }
+
+  std::vector<float> floats_;
   std::size_t size_;
-  std::vector<unsigned char> bytes_;
+  std::size_t first_ = 0;
 };
 
 /// Rows of `type`, `gap` bytes between them, at an odd address for the 2-byte types.

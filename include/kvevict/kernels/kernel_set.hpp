@@ -48,7 +48,8 @@ enum class PoolEdge : std::uint8_t {
 }
 
 /// The scoring core for one instruction set. `scalar` defines what is correct; every other set
-/// holds the same functions. Pointers need no alignment, lengths may be zero, nothing allocates.
+/// holds the same functions. Stored rows need no alignment, floats that of a float; lengths may be
+/// zero, nothing allocates.
 ///
 /// Accumulators (add, add_squared, add_product, take_max, ema) leave an entry as it is where the
 /// sample is not finite and return how many entries that were (rule R19).
