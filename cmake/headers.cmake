@@ -13,6 +13,7 @@ set(KVEVICT_HEADERS
     include/kvevict/allocation/streaming_lanes.hpp
     include/kvevict/allocation/whole_prompts.hpp
     include/kvevict/any_policy.hpp
+    include/kvevict/composition_text.hpp
     include/kvevict/config.hpp
     include/kvevict/core/budget.hpp
     include/kvevict/core/counters.hpp
@@ -107,6 +108,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/observation_window.hpp
     include/kvevict/scoring/output_change.hpp
     include/kvevict/scoring/output_contribution.hpp
+    include/kvevict/scoring/output_error.hpp
     include/kvevict/scoring/output_projection.hpp
     include/kvevict/scoring/page_stamps.hpp
     include/kvevict/scoring/pipeline.hpp

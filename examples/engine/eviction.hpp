@@ -51,6 +51,14 @@ class CacheView {
           .head_dim = config.head_dim};
 }
 
+/// How this model turns keys and queries, for policies that undo it.
+[[nodiscard]] inline kvevict::RotaryEmbedding rotary(const ModelConfig& config) {
+  return {.inv_freq = config.rope_frequencies,
+          .pairing = config.rope_pairing == RopePairing::kHalf
+                         ? kvevict::RotaryPairing::kHalf
+                         : kvevict::RotaryPairing::kInterleaved};
+}
+
 /// W_O of every layer, for policies that weigh values by what the output projection makes of
 /// them. Takes a while; once per model.
 [[nodiscard]] inline std::shared_ptr<const kvevict::OutputProjection> output_projection(

@@ -51,6 +51,7 @@ class Runtime {
     const engine::Model& model = transformer_.model();
     info_.shape = engine::cache_shape(model.config());
     info_.output_projection = engine::output_projection(model);
+    info_.rotary = engine::rotary(model.config());
   }
 
   [[nodiscard]] const engine::GgufFile& file() const noexcept { return file_; }
