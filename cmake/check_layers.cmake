@@ -18,13 +18,15 @@ set(rank_allocation 2)
 set(rank_selection 2)
 set(rank_option_text 2)
 set(rank_policies 3)
+set(rank_composition_text 4)
 set(rank_adapters 4)
 set(rank_any_policy 4)
 set(rank_kvevict 5)
 
 # Between layers of one rank: version and element type serve config's users; selection reads the
 # quotas that allocation defines.
-set(same_rank_allowed "config>version" "element_type>config" "selection>allocation")
+set(same_rank_allowed "config>version" "element_type>config" "selection>allocation"
+    "any_policy>composition_text")
 
 set(kernel_headers_for_all kernels kernel_set half linalg)
 set(headers_nowhere iostream ranges regex format cstdio)
