@@ -48,6 +48,7 @@ enum class Trigger : std::uint8_t {
 /// AttentionUse::kQueries observe_query_rows(layer, queries, sequence, view, kernel);
 /// observe_hidden(layer,
 /// rows, sequence, kernel) with wants_hidden(layer); observe_cache(input), once a step;
+/// observe_scores(layer, kv_head, scores, first_slot);
 /// score(input, lane, out), without which every candidate is equal; normalise(lanes, input), run
 /// over all lanes of a pool before selection; choose(lanes, quota, input), a selection of its own.
 /// The observe members return how many samples were not finite.
@@ -235,6 +236,29 @@ class Policy {
     return requires(Method & m, const ScoreInput& input) {
       m.observe_cache(input);
     };
+  }
+
+  /// Whether scores are needed of something else.
+  [[nodiscard]] static constexpr bool wants_scores() noexcept {
+    return requires(Method & m, std::span<const float> scores) {
+      m.observe_scores(std::size_t{}, std::size_t{}, scores, std::size_t{});
+    };
+  }
+  /// Scores of the slots [first_slot, first_slot + scores.size()) of one KV head, higher = keep,
+  /// which something else worked out: a learned scorer, a gradient, a second pass over the text
+  /// (ReplayScores). At any time and as often as there is something new; the latest word counts and
+  /// goes with its token through apply and truncate.
+  void observe_scores(std::size_t layer, std::size_t kv_head, std::span<const float> scores,
+                      std::size_t first_slot = 0) requires(wants_scores()) {
+    check_layer(layer);
+    detail::require(kv_head < shape_.num_kv_heads, kName, "kv_head", kv_head,
+                    "must be < num_kv_heads");
+    append_implied();
+    const std::size_t len = sequence_.seq_len(layer, kv_head);
+    detail::require(first_slot <= len && scores.size() <= len - first_slot, kName,
+                    "first_slot + scores.size()", detail::saturating_add(first_slot, scores.size()),
+                    "must not exceed the slots of the KV head");
+    method_.observe_scores(layer, kv_head, scores, first_slot);
   }
 
   /// The prompt is complete and attended. Throws InvalidArgument if none was begun since the last.
