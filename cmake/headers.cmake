@@ -56,6 +56,7 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/controls.hpp
     include/kvevict/policies/criticalkv.hpp
     include/kvevict/policies/curdkv.hpp
+    include/kvevict/policies/defensivekv.hpp
     include/kvevict/policies/epikv.hpp
     include/kvevict/policies/epikv_attention.hpp
     include/kvevict/policies/epikv_key_value.hpp
@@ -136,9 +137,11 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/weighted_rows.hpp
     include/kvevict/scoring/window_moments.hpp
     include/kvevict/scoring/window_vote.hpp
+    include/kvevict/scoring/worst_case_attention.hpp
     include/kvevict/selection/composite_ranks.hpp
     include/kvevict/selection/equal_quotas.hpp
     include/kvevict/selection/head_floors.hpp
+    include/kvevict/selection/mass_first.hpp
     include/kvevict/selection/partition_quotas.hpp
     include/kvevict/selection/pool_selection.hpp
     include/kvevict/selection/segment_caps.hpp

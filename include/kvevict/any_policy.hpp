@@ -22,6 +22,7 @@
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/criticalkv.hpp"
 #include "kvevict/policies/curdkv.hpp"
+#include "kvevict/policies/defensivekv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
 #include "kvevict/policies/epikv_key_value.hpp"
@@ -284,6 +285,7 @@ using NamedPolicies = PolicyList<
     CriticalAdaKV,
     CriticalKV,
     CurDKV,
+    DefensiveKV,
     DuoAttention,
     EvolKV,
     ExpectedAttention,

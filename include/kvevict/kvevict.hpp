@@ -23,6 +23,7 @@
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/criticalkv.hpp"
 #include "kvevict/policies/curdkv.hpp"
+#include "kvevict/policies/defensivekv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
 #include "kvevict/policies/epikv_key_value.hpp"

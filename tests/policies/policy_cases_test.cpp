@@ -11,6 +11,7 @@
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/criticalkv.hpp"
 #include "kvevict/policies/curdkv.hpp"
+#include "kvevict/policies/defensivekv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
 #include "kvevict/policies/epikv_key_value.hpp"
@@ -125,6 +126,18 @@ kvevict::LaProxOptions laprox(std::size_t budget, GroupReading reading) {
 kvevict::CriticalKV::Options critical(std::size_t budget, bool l2_norm) {
   return {.base = {.budget = budget, .observation_window = 4},
           .l2_norm = l2_norm,
+          .output_projection = output_projection()};
+}
+
+kvevict::DefensiveKVOptions defensive(std::size_t budget) {
+  return {.budget = budget, .observation_window = 4, .output_projection = output_projection()};
+}
+kvevict::DefensiveKVOptions defensive_model(std::size_t budget) {
+  return {.budget = budget,
+          .competition = kvevict::Competition::kModel,
+          .observation_window = 4,
+          .official_window_mass = true,
+          .l2_norm = true,
           .output_projection = output_projection()};
 }
 
@@ -378,6 +391,8 @@ const std::vector<PolicyCase>& policy_cases() {
                                             .base = {.budget = budget, .observation_window = 4},
                                             .output_projection = output_projection()};
                                       }),
+      case_of<kvevict::DefensiveKV>("DefensiveKV", defensive),
+      case_of<kvevict::DefensiveKV>("DefensiveKVModel", defensive_model),
       case_of<kvevict::TOVACAOTE>("TOVACAOTE"),
       case_of<kvevict::TOVAFastCAOTE>("TOVAFastCAOTE"),
       case_of<kvevict::H2OCAOTE>("H2OCAOTE", h2o),
