@@ -109,6 +109,17 @@ TEST(ExternalScores, ACopyHasItsOwnScores) {
   EXPECT_EQ(second.policy.method().parts().signal().of(0, 0)[0], 0.0F);
 }
 
+TEST(ExternalScores, LayersThatNobodyScoredAreCounted) {
+  RowSession<ExternalScores> session({.budget = 2}, kModel);
+  session.prompt(3);
+  session.policy.observe_scores(1, 0, Floats{1, 2, 3});
+  ASSERT_TRUE(session.cut());
+  EXPECT_EQ(session.policy.counters().missing_signals, 1U);
+  session.append(1);
+  ASSERT_TRUE(session.cut());
+  EXPECT_EQ(session.policy.counters().missing_signals, 3U);
+}
+
 // Rule R4.
 TEST(ExternalScores, NaNGoesFirstAndIsCounted) {
   const float nan = std::numeric_limits<float>::quiet_NaN();

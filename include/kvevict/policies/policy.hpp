@@ -105,7 +105,8 @@ class Policy {
       : shape_((detail::check_shape(shape, kName), shape)),
         kernel_(&kernel),
         method_(options, shape),
-        sequence_(kName, shape, method_.scope()) {
+        sequence_(kName, shape, method_.scope()),
+        scored_(wants_scores() ? shape.num_layers : 0) {
     detail::check_allocation(method_.allocation(sequence_), method_.protection(sequence_), shape,
                              kName);
   }
@@ -259,6 +260,7 @@ class Policy {
                     "first_slot + scores.size()", detail::saturating_add(first_slot, scores.size()),
                     "must not exceed the slots of the KV head");
     method_.observe_scores(layer, kv_head, scores, first_slot);
+    scored_[layer] = 1;
   }
 
   /// The prompt is complete and attended. Throws InvalidArgument if none was begun since the last.
@@ -337,6 +339,10 @@ class Policy {
     counters_.non_finite += report.non_finite;
     counters_.budget_not_reached += report.budget_not_reached ? 1 : 0;
     ++counters_.firings;
+    for (std::uint8_t& scored : scored_) {
+      counters_.missing_signals += scored == 0 ? 1 : 0;
+      scored = 0;
+    }
     for (std::size_t lane = 0; lane < sequence_.num_lanes(); ++lane) {
       sequence_.note_evicted_padding(
           lane, selection_.evicted_padding(lane, mask.words(sequence_.mask_lane(mask, lane))));
@@ -362,6 +368,7 @@ class Policy {
     prefill_ended_ = false;
     prompt_open_ = false;
     step_open_ = false;
+    std::fill(scored_.begin(), scored_.end(), std::uint8_t{0});
     counters_ = {};
   }
 
@@ -490,6 +497,7 @@ class Policy {
   bool step_open_ = false;              // appended, and nothing since that ends the step
   bool cache_observed_ = false;         // in the open step
   std::vector<std::uint8_t> observed_;  // [num_layers] attention of the open step
+  std::vector<std::uint8_t> scored_;    // [num_layers] since the newest firing; empty: not wanted
   RowsFromQueries rows_from_queries_;
   mutable Scratch scratch_;
   mutable PoolSelection selection_;
