@@ -10,6 +10,7 @@ set(KVEVICT_HEADERS
     include/kvevict/allocation/layer_preference.hpp
     include/kvevict/allocation/pyramid.hpp
     include/kvevict/allocation/rocket_split.hpp
+    include/kvevict/allocation/score_threshold.hpp
     include/kvevict/allocation/streaming_lanes.hpp
     include/kvevict/allocation/whole_prompts.hpp
     include/kvevict/any_policy.hpp
@@ -57,6 +58,7 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/controls.hpp
     include/kvevict/policies/criticalkv.hpp
     include/kvevict/policies/curdkv.hpp
+    include/kvevict/policies/defensivekv.hpp
     include/kvevict/policies/epikv.hpp
     include/kvevict/policies/epikv_attention.hpp
     include/kvevict/policies/epikv_key_value.hpp
@@ -64,10 +66,12 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/epikv_rules.hpp
     include/kvevict/policies/epikv_segments.hpp
     include/kvevict/policies/expected_attention.hpp
+    include/kvevict/policies/external_scores.hpp
     include/kvevict/policies/finch.hpp
     include/kvevict/policies/h2o.hpp
     include/kvevict/policies/inertiakv.hpp
     include/kvevict/policies/key_geometry.hpp
+    include/kvevict/policies/kvcompose.hpp
     include/kvevict/policies/lagkv.hpp
     include/kvevict/policies/laprox.hpp
     include/kvevict/policies/lazy_lanes.hpp
@@ -96,7 +100,9 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/cur_scores.hpp
     include/kvevict/scoring/expected_attention.hpp
     include/kvevict/scoring/future_queries.hpp
+    include/kvevict/scoring/given_scores.hpp
     include/kvevict/scoring/group_reduce.hpp
+    include/kvevict/scoring/head_means.hpp
     include/kvevict/scoring/key_redundancy.hpp
     include/kvevict/scoring/kv_part.hpp
     include/kvevict/scoring/lag_deviation.hpp
@@ -118,6 +124,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/query_statistics.hpp
     include/kvevict/scoring/recent_attention.hpp
     include/kvevict/scoring/recent_rows.hpp
+    include/kvevict/scoring/replay_scores.hpp
     include/kvevict/scoring/row_blocks.hpp
     include/kvevict/scoring/row_counts.hpp
     include/kvevict/scoring/row_entropy.hpp
@@ -133,8 +140,11 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/weighted_rows.hpp
     include/kvevict/scoring/window_moments.hpp
     include/kvevict/scoring/window_vote.hpp
+    include/kvevict/scoring/worst_case_attention.hpp
+    include/kvevict/selection/composite_ranks.hpp
     include/kvevict/selection/equal_quotas.hpp
     include/kvevict/selection/head_floors.hpp
+    include/kvevict/selection/mass_first.hpp
     include/kvevict/selection/partition_quotas.hpp
     include/kvevict/selection/pool_selection.hpp
     include/kvevict/selection/projection.hpp

@@ -23,16 +23,19 @@
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/criticalkv.hpp"
 #include "kvevict/policies/curdkv.hpp"
+#include "kvevict/policies/defensivekv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
 #include "kvevict/policies/epikv_key_value.hpp"
 #include "kvevict/policies/epikv_lag.hpp"
 #include "kvevict/policies/epikv_segments.hpp"
 #include "kvevict/policies/expected_attention.hpp"
+#include "kvevict/policies/external_scores.hpp"
 #include "kvevict/policies/finch.hpp"
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/key_geometry.hpp"
+#include "kvevict/policies/kvcompose.hpp"
 #include "kvevict/policies/lagkv.hpp"
 #include "kvevict/policies/laprox.hpp"
 #include "kvevict/policies/lazy_lanes.hpp"
@@ -121,6 +124,11 @@ class AnyPolicy {
   void observe_cache(const View& view) {
     self_->observe_cache(as_view_ref(view));
   }
+  [[nodiscard]] bool wants_scores() const { return self_->wants_scores(); }
+  void observe_scores(std::size_t layer, std::size_t kv_head, std::span<const float> scores,
+                      std::size_t first_slot = 0) {
+    self_->observe_scores(layer, kv_head, scores, first_slot);
+  }
   template <KvCacheView View>
   void end_prefill(const View& view) {
     self_->end_prefill(as_view_ref(view));
@@ -162,6 +170,9 @@ class AnyPolicy {
                                  const ViewRef& view) = 0;
     virtual void observe_hidden(std::size_t layer, const HiddenRows& rows) = 0;
     virtual void observe_cache(const ViewRef& view) = 0;
+    [[nodiscard]] virtual bool wants_scores() const = 0;
+    virtual void observe_scores(std::size_t layer, std::size_t kv_head,
+                                std::span<const float> scores, std::size_t first_slot) = 0;
     virtual void end_prefill(const ViewRef& view) = 0;
     [[nodiscard]] virtual bool should_evict() const = 0;
     [[nodiscard]] virtual const KeepMask& select(const ViewRef& view) const = 0;
@@ -227,6 +238,18 @@ class AnyPolicy {
       if constexpr (requires { policy.observe_cache(view); })
         policy.observe_cache(view);
     }
+    [[nodiscard]] bool wants_scores() const override {
+      if constexpr (requires { P::wants_scores(); }) {
+        return P::wants_scores();
+      } else {
+        return false;
+      }
+    }
+    void observe_scores(std::size_t layer, std::size_t kv_head, std::span<const float> scores,
+                        std::size_t first_slot) override {
+      if constexpr (requires { policy.observe_scores(layer, kv_head, scores, first_slot); })
+        policy.observe_scores(layer, kv_head, scores, first_slot);
+    }
     void end_prefill(const ViewRef& view) override { policy.end_prefill(view); }
     [[nodiscard]] bool should_evict() const override { return policy.should_evict(); }
     [[nodiscard]] const KeepMask& select(const ViewRef& view) const override {
@@ -287,16 +310,21 @@ using NamedPolicies = PolicyList<
     CriticalAdaKV,
     CriticalKV,
     CurDKV,
+    DefensiveKV,
     DuoAttention,
     EvolKV,
     ExpectedAttention,
     ExpectedAttentionStats,
+    ExternalScores,
     Finch,
     H2OCAOTE,
     H2OFastCAOTE,
     HeadKV,
     KeyDiff,
     Knorm,
+    KVCompose,
+    KVComposeUnstructured,
+    KVzip,
     LagKV,
     LagKVBudget,
     Leverage,
@@ -320,7 +348,8 @@ using NamedPolicies = PolicyList<
 /// What make_policy has to know of the model and of the engine.
 struct ModelInfo {
   CacheShape shape;
-  /// What the engine can hand over. A policy that needs more is refused.
+  /// What the engine can hand over. A policy that needs more is refused. No engine has kScores by
+  /// itself: add it where something works them out.
   Inputs supplied = Inputs::kAttention | Inputs::kHiddenStates | Inputs::kKeys | Inputs::kValues |
                     Inputs::kOutputProjection;
   std::shared_ptr<const OutputProjection> output_projection = nullptr;  ///< for those that ask
@@ -343,6 +372,7 @@ namespace detail {
   add(Inputs::kKeys, "keys");
   add(Inputs::kValues, "values");
   add(Inputs::kOutputProjection, "output projection");
+  add(Inputs::kScores, "scores (observe_scores)");
   return names;
 }
 

@@ -87,6 +87,28 @@ TEST(MakePolicy, TablesOfTheModelReachThePolicy) {
   }
 }
 
+TEST(MakePolicy, ScoresAreSuppliedOnlyWhereTheCallerSaysSo) {
+  EXPECT_TRUE(contains(error_of("kvzip", "", {.shape = kShape}), "scores"));
+  AnyPolicy policy = make_policy("external_scores", "budget=1,competition=lane",
+                                 {.shape = kShape, .supplied = Inputs::kScores});
+  EXPECT_TRUE(policy.wants_scores());
+  Cache cache;
+  policy.begin(3);
+  const std::vector<float> scores = {0, 1, 0};
+  for (std::size_t layer = 0; layer < kShape.num_layers; ++layer) {
+    for (std::size_t head = 0; head < kShape.num_kv_heads; ++head)
+      policy.observe_scores(layer, head, scores);
+  }
+  policy.end_prefill(cache.view(3));
+  const KeepMask& mask = policy.select(cache.view(3));
+  EXPECT_TRUE(mask.keeps(1, 1, 1));
+  EXPECT_EQ(mask.count(1, 1), 1U);
+  // Others ignore them.
+  AnyPolicy streaming = make_policy("streaming_llm", "", {.shape = kShape});
+  EXPECT_FALSE(streaming.wants_scores());
+  streaming.observe_scores(0, 0, scores);
+}
+
 TEST(MakePolicy, CaseAndSeparatorsInTheNameDoNotMatter) {
   for (const char* name : {"StreamingLLM", "streaming_llm", "Streaming-LLM", "streamingllm"}) {
     EXPECT_EQ(make_policy(name, "", {.shape = kShape}).name(), "StreamingLLM");

@@ -34,6 +34,8 @@ void run_inertiakv_budget(const GoldenCase& golden, GoldenReport& report);
 void run_key_rerotation(const GoldenCase& golden, GoldenReport& report);
 void run_keydiff(const GoldenCase& golden, GoldenReport& report);
 void run_knorm(const GoldenCase& golden, GoldenReport& report);
+void run_kvcompose(const GoldenCase& golden, GoldenReport& report);
+void run_kvzip(const GoldenCase& golden, GoldenReport& report);
 void run_lagkv(const GoldenCase& golden, GoldenReport& report);
 void run_laprox(const GoldenCase& golden, GoldenReport& report);
 void run_lukv(const GoldenCase& golden, GoldenReport& report);

@@ -47,6 +47,8 @@ const std::map<std::string, GoldenDriver>& drivers() {
       {"key_rerotation", run_key_rerotation},
       {"keydiff", run_keydiff},
       {"knorm", run_knorm},
+      {"kvcompose", run_kvcompose},
+      {"kvzip", run_kvzip},
       {"lagkv", run_lagkv},
       {"laprox", run_laprox},
       {"lukv", run_lukv},

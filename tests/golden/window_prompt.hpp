@@ -32,7 +32,9 @@ struct WindowPrompt {
   WindowPrompt(const GoldenCase& golden, const std::string& window_name)
       : WindowPrompt(golden, golden.count(window_name)) {}
   /// @param num_rows  that queries and attention have; 0: there are none
-  WindowPrompt(const GoldenCase& golden, std::size_t num_rows)
+  /// @param readings  the file's keys (and values, or not) hold the text so many times in a row, of
+  ///                  which the first is the prompt
+  WindowPrompt(const GoldenCase& golden, std::size_t num_rows, std::size_t readings = 1)
       : len(golden.count("n")), window(num_rows) {
     const bool one_layer = !golden.has("num_layers");
     shape = {.num_layers = one_layer ? 1 : golden.count("num_layers"),
@@ -42,10 +44,9 @@ struct WindowPrompt {
     for (std::size_t l = 0; l < shape.num_layers; ++l) {
       const std::string layer = one_layer ? "" : "L" + std::to_string(l) + ".";
       if (golden.has(layer + "keys"))
-        append(golden, layer + "keys", shape.num_kv_heads * len * shape.head_dim, keys);
-      if (golden.has(layer + "values")) {
-        append(golden, layer + "values", shape.num_kv_heads * len * shape.head_dim, values);
-      }
+        append_cache(golden, layer + "keys", readings, keys);
+      if (golden.has(layer + "values"))
+        append_cache(golden, layer + "values", readings, values);
       queries.emplace_back();
       if (window == 0)
         continue;
@@ -192,6 +193,18 @@ struct WindowPrompt {
   }
 
  private:
+  void append_cache(const GoldenCase& golden, const std::string& name, std::size_t readings,
+                    std::vector<float>& to) const {
+    const std::vector<float> data = golden.tensor(name).floats();
+    const std::size_t row = len * shape.head_dim;
+    const std::size_t stored = data.size() == shape.num_kv_heads * row ? row : readings * row;
+    if (data.size() != shape.num_kv_heads * stored)
+      throw std::runtime_error(golden.path() + ": size of " + name);
+    for (std::size_t first = 0; first < data.size(); first += stored) {
+      const auto begin = data.begin() + static_cast<std::ptrdiff_t>(first);
+      to.insert(to.end(), begin, begin + static_cast<std::ptrdiff_t>(row));
+    }
+  }
   static void append(const GoldenCase& golden, const std::string& name, std::size_t size,
                      std::vector<float>& to) {
     const std::vector<float> data = golden.tensor(name).floats();

@@ -11,16 +11,19 @@
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/criticalkv.hpp"
 #include "kvevict/policies/curdkv.hpp"
+#include "kvevict/policies/defensivekv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
 #include "kvevict/policies/epikv_key_value.hpp"
 #include "kvevict/policies/epikv_lag.hpp"
 #include "kvevict/policies/epikv_segments.hpp"
 #include "kvevict/policies/expected_attention.hpp"
+#include "kvevict/policies/external_scores.hpp"
 #include "kvevict/policies/finch.hpp"
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/key_geometry.hpp"
+#include "kvevict/policies/kvcompose.hpp"
 #include "kvevict/policies/lagkv.hpp"
 #include "kvevict/policies/laprox.hpp"
 #include "kvevict/policies/lazy_lanes.hpp"
@@ -123,6 +126,18 @@ kvevict::LaProxOptions laprox(std::size_t budget, GroupReading reading) {
 kvevict::CriticalKV::Options critical(std::size_t budget, bool l2_norm) {
   return {.base = {.budget = budget, .observation_window = 4},
           .l2_norm = l2_norm,
+          .output_projection = output_projection()};
+}
+
+kvevict::DefensiveKVOptions defensive(std::size_t budget) {
+  return {.budget = budget, .observation_window = 4, .output_projection = output_projection()};
+}
+kvevict::DefensiveKVOptions defensive_model(std::size_t budget) {
+  return {.budget = budget,
+          .competition = kvevict::Competition::kModel,
+          .observation_window = 4,
+          .official_window_mass = true,
+          .l2_norm = true,
           .output_projection = output_projection()};
 }
 
@@ -243,6 +258,18 @@ kvevict::HeadKVOptions head(std::size_t budget) {
   return {
       .budget = budget, .head_scores = {.1, .2, .3, .4, .8, .7, .6, .5}, .observation_window = 4};
 }
+kvevict::ExternalScoresOptions external(std::size_t budget) {
+  return {.budget = budget, .num_sink_tokens = 1, .recent_window = 2};
+}
+kvevict::ExternalScoresOptions external_model(std::size_t budget) {
+  return {.budget = budget,
+          .competition = kvevict::Competition::kModel,
+          .min_keep = 3,
+          .only_at_prefill_end = true};
+}
+kvevict::KVzipOptions kvzip(std::size_t budget) {
+  return {.budget = budget, .layerwise = true, .num_sink_tokens = 2};
+}
 /// Half of a workload's tokens, all of a budget that holds it.
 kvevict::LUKVKnorm::Options lukv(std::size_t budget) {
   kvevict::LUKVKnorm::Options options;
@@ -337,6 +364,11 @@ const std::vector<PolicyCase>& policy_cases() {
       grows(case_of<kvevict::DuoAttention>("DuoAttention", duo)),
       case_of<kvevict::EvolKV>("EvolKV", evol),
       case_of<kvevict::HeadKV>("HeadKV", head),
+      case_of<kvevict::ExternalScores>("ExternalScores", external),
+      case_of<kvevict::ExternalScores>("ExternalScoresModel", external_model),
+      case_of<kvevict::KVzip>("KVzip", kvzip),
+      case_of<kvevict::KVCompose>("KVCompose"),
+      case_of<kvevict::KVComposeUnstructured>("KVComposeUnstructured"),
       grows(case_of<kvevict::LUKVKnorm>("LUKVKnorm", lukv)),
       grows(case_of<kvevict::PerLayerKnorm>("PerLayerKnorm", per_layer)),
       case_of<kvevict::PyramidKV>("PyramidKV", pyramid),
@@ -359,6 +391,8 @@ const std::vector<PolicyCase>& policy_cases() {
                                             .base = {.budget = budget, .observation_window = 4},
                                             .output_projection = output_projection()};
                                       }),
+      case_of<kvevict::DefensiveKV>("DefensiveKV", defensive),
+      case_of<kvevict::DefensiveKV>("DefensiveKVModel", defensive_model),
       case_of<kvevict::TOVACAOTE>("TOVACAOTE"),
       case_of<kvevict::TOVAFastCAOTE>("TOVAFastCAOTE"),
       case_of<kvevict::H2OCAOTE>("H2OCAOTE", h2o),

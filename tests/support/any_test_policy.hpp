@@ -38,6 +38,7 @@ class AnyTestPolicy {
   }
   [[nodiscard]] bool wants_hidden(std::size_t layer) const { return self_->wants_hidden(layer); }
   [[nodiscard]] bool wants_cache() const { return self_->wants_cache(); }
+  [[nodiscard]] bool wants_scores() const { return self_->wants_scores(); }
   void observe_attention(std::size_t layer, const kvevict::AttentionRows& rows) {
     self_->observe_attention(layer, rows);
   }
@@ -51,6 +52,10 @@ class AnyTestPolicy {
   template <kvevict::KvCacheView View>
   void observe_cache(const View& view) {
     self_->observe_cache(kvevict::as_view_ref(view));
+  }
+  void observe_scores(std::size_t layer, std::size_t kv_head, std::span<const float> scores,
+                      std::size_t first_slot = 0) {
+    self_->observe_scores(layer, kv_head, scores, first_slot);
   }
   template <kvevict::KvCacheView View>
   void end_prefill(const View& view) {
@@ -92,6 +97,9 @@ class AnyTestPolicy {
     virtual std::size_t wanted_attention_rows(std::size_t layer) const = 0;
     virtual bool wants_hidden(std::size_t layer) const = 0;
     virtual bool wants_cache() const = 0;
+    virtual bool wants_scores() const = 0;
+    virtual void observe_scores(std::size_t layer, std::size_t kv_head,
+                                std::span<const float> scores, std::size_t first_slot) = 0;
     virtual void observe_attention(std::size_t layer, const kvevict::AttentionRows& rows) = 0;
     virtual void observe_queries(std::size_t layer, const kvevict::QueryRows& queries,
                                  const kvevict::ViewRef& view) = 0;
@@ -130,6 +138,15 @@ class AnyTestPolicy {
     }
     bool wants_hidden(std::size_t layer) const override { return policy.wants_hidden(layer); }
     bool wants_cache() const override { return policy.wants_cache(); }
+    bool wants_scores() const override { return policy.wants_scores(); }
+    void observe_scores(std::size_t layer, std::size_t kv_head, std::span<const float> scores,
+                        std::size_t first_slot) override {
+      if constexpr (requires { policy.observe_scores(layer, kv_head, scores, first_slot); }) {
+        policy.observe_scores(layer, kv_head, scores, first_slot);
+      } else {
+        throw std::logic_error("wants no scores");
+      }
+    }
     void observe_attention(std::size_t layer, const kvevict::AttentionRows& rows) override {
       if constexpr (requires { policy.observe_attention(layer, rows); }) {
         policy.observe_attention(layer, rows);

@@ -182,6 +182,10 @@ class TestEngine {
   /// What the policy wants of the newest `count` tokens, and no more.
   void signals(std::size_t count) {
     policy.observe_cache(cache.view());
+    if constexpr (requires { policy.observe_scores(0, 0, std::span<const float>()); }) {
+      if (policy.wants_scores())
+        hand_over_scores(count);
+    }
     for (std::size_t layer = 0; layer < cache.shape().num_layers; ++layer) {
       if constexpr (requires(kvevict::HiddenRows rows) { policy.observe_hidden(layer, rows); }) {
         if (policy.wants_hidden(layer))
@@ -198,6 +202,17 @@ class TestEngine {
         hand_over_attention(layer, wanted);
       }
     }
+  }
+  // A scorer that sees a token once, when it comes.
+  void hand_over_scores(std::size_t count) {
+    for_each_lane([&](std::size_t layer, std::size_t head, std::vector<std::size_t>& positions) {
+      scratch_.clear();
+      for (std::size_t slot = positions.size() - count; slot < positions.size(); ++slot) {
+        scratch_.push_back(
+            model.row(ToyModel::Signal::kHidden, layer, head, positions[slot], 1)[0]);
+      }
+      policy.observe_scores(layer, head, scratch_, positions.size() - count);
+    });
   }
   void hand_over_hidden(std::size_t layer, std::size_t count) {
     scratch_.clear();

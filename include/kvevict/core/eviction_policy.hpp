@@ -14,8 +14,8 @@
 
 KVEVICT_NAMESPACE_BEGIN
 
-/// What an engine can rely on. Signals (observe_attention, observe_queries, observe_hidden) exist
-/// where kRequiredInputs and kAttentionUse say so.
+/// What an engine can rely on. Signals (observe_attention, observe_queries, observe_hidden,
+/// observe_scores) exist where kRequiredInputs and kAttentionUse say so.
 template <class P>
 concept EvictionPolicy = std::copyable<P> &&
     requires(P& policy, const P& constant, const ViewRef& view, const KeepMask& mask,

@@ -31,6 +31,7 @@ enum class Inputs : std::uint32_t {
   kKeys = 1U << 2U,              ///< cached keys, through the view
   kValues = 1U << 3U,            ///< cached values, through the view
   kOutputProjection = 1U << 4U,  ///< W_O of every layer, once per model
+  kScores = 1U << 5U,            ///< scores that something else worked out, through observe_scores
 };
 
 [[nodiscard]] constexpr Inputs operator|(Inputs a, Inputs b) noexcept {

@@ -53,11 +53,16 @@ concept Allocator = requires(const A& allocator, const Sequence& sequence) {
   { allocator.allocation(sequence, signal) } -> std::same_as<Allocation>;
 };
 
-/// Who stays of those who compete: marks at most `quota` candidates in the lanes' keep bits.
-template <class S>
+/// Who stays of those who compete: marks at most `quota` candidates in the lanes' keep bits. One
+/// that goes by more than the scores has choose(lanes, quota, input, signal).
+template <class S, class Signal>
 concept Selector = requires(const S& selector, std::span<ScoredLane> lanes, std::size_t quota,
                             const ScoreInput& input) {
   selector.choose(lanes, quota, input);
+}
+|| requires(const S& selector, std::span<ScoredLane> lanes, std::size_t quota,
+            const ScoreInput& input, const Signal& signal) {
+  selector.choose(lanes, quota, input, signal);
 };
 
 namespace detail {
@@ -259,6 +264,11 @@ class Composed {
     signal.observe_cache(input);
   }
   { return pipeline_.signal().observe_cache(input); }
+  void observe_scores(std::size_t layer, std::size_t kv_head, std::span<const float> scores,
+                      std::size_t first_slot) requires requires(Signal& signal) {
+    signal.observe_scores(layer, kv_head, scores, first_slot);
+  }
+  { pipeline_.signal().observe_scores(layer, kv_head, scores, first_slot); }
 
   [[nodiscard]] const Parts& parts() const noexcept { return pipeline_; }
   [[nodiscard]] const Budgets& allocator() const noexcept { return allocator_; }
@@ -283,8 +293,12 @@ class Composed {
     }
   }
   void choose(std::span<ScoredLane> lanes, std::size_t quota,
-              const ScoreInput& input) const requires Selector<Selection> {
-    selector_.choose(lanes, quota, input);
+              const ScoreInput& input) const requires Selector<Selection, Signal> {
+    if constexpr (requires { selector_.choose(lanes, quota, input, pipeline_.signal()); }) {
+      selector_.choose(lanes, quota, input, pipeline_.signal());
+    } else {
+      selector_.choose(lanes, quota, input);
+    }
   }
 
   template <class Visit>

@@ -49,6 +49,7 @@ enum class Trigger : std::uint8_t {
 /// AttentionUse::kQueries observe_query_rows(layer, queries, sequence, view, kernel);
 /// observe_hidden(layer,
 /// rows, sequence, kernel) with wants_hidden(layer); observe_cache(input), once a step;
+/// observe_scores(layer, kv_head, scores, first_slot);
 /// score(input, lane, out), without which every candidate is equal; normalise(lanes, input), run
 /// over all lanes of a pool before selection; choose(lanes, quota, input), a selection of its own,
 /// with chooses() where the options say whether; added_inputs(), what the options add to
@@ -107,7 +108,8 @@ class Policy {
       : shape_((detail::check_shape(shape, kName), shape)),
         kernel_(&kernel),
         method_(options, shape),
-        sequence_(kName, shape, method_.scope()) {
+        sequence_(kName, shape, method_.scope()),
+        scored_(wants_scores() ? shape.num_layers : 0) {
     detail::check_allocation(method_.allocation(sequence_), method_.protection(sequence_), shape,
                              kName);
   }
@@ -249,6 +251,30 @@ class Policy {
     };
   }
 
+  /// Whether scores are needed of something else.
+  [[nodiscard]] static constexpr bool wants_scores() noexcept {
+    return requires(Method & m, std::span<const float> scores) {
+      m.observe_scores(std::size_t{}, std::size_t{}, scores, std::size_t{});
+    };
+  }
+  /// Scores of the slots [first_slot, first_slot + scores.size()) of one KV head, higher = keep,
+  /// which something else worked out: a learned scorer, a gradient, a second pass over the text
+  /// (ReplayScores). At any time and as often as there is something new; the latest word counts and
+  /// goes with its token through apply and truncate.
+  void observe_scores(std::size_t layer, std::size_t kv_head, std::span<const float> scores,
+                      std::size_t first_slot = 0) requires(wants_scores()) {
+    check_layer(layer);
+    detail::require(kv_head < shape_.num_kv_heads, kName, "kv_head", kv_head,
+                    "must be < num_kv_heads");
+    append_implied();
+    const std::size_t len = sequence_.seq_len(layer, kv_head);
+    detail::require(first_slot <= len && scores.size() <= len - first_slot, kName,
+                    "first_slot + scores.size()", detail::saturating_add(first_slot, scores.size()),
+                    "must not exceed the slots of the KV head");
+    method_.observe_scores(layer, kv_head, scores, first_slot);
+    scored_[layer] = 1;
+  }
+
   /// The prompt is complete and attended. Throws InvalidArgument if none was begun since the last.
   template <KvCacheView View>
   void end_prefill(const View& view) {
@@ -314,6 +340,10 @@ class Policy {
     counters_.non_finite += report.non_finite;
     counters_.budget_not_reached += report.budget_not_reached ? 1 : 0;
     ++counters_.firings;
+    for (std::uint8_t& scored : scored_) {
+      counters_.missing_signals += scored == 0 ? 1 : 0;
+      scored = 0;
+    }
     for (std::size_t lane = 0; lane < sequence_.num_lanes(); ++lane) {
       sequence_.note_evicted_padding(
           lane, selection_.evicted_padding(lane, mask.words(sequence_.mask_lane(mask, lane))));
@@ -339,6 +369,7 @@ class Policy {
     prefill_ended_ = false;
     prompt_open_ = false;
     step_open_ = false;
+    std::fill(scored_.begin(), scored_.end(), std::uint8_t{0});
     counters_ = {};
   }
 
@@ -507,6 +538,7 @@ class Policy {
   bool step_open_ = false;              // appended, and nothing since that ends the step
   bool cache_observed_ = false;         // in the open step
   std::vector<std::uint8_t> observed_;  // [num_layers] attention of the open step
+  std::vector<std::uint8_t> scored_;    // [num_layers] since the newest firing; empty: not wanted
   RowsFromQueries rows_from_queries_;
   mutable Scratch scratch_;
   mutable PoolSelection selection_;

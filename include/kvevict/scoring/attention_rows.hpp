@@ -65,6 +65,35 @@ void visit_given_rows(const AttentionRows& rows, const CacheShape& shape, std::s
       rows.head_stride, rows.row_stride, log_sums, static_cast<std::ptrdiff_t>(rows.num_rows)});
 }
 
+namespace detail {
+
+/// Logits that are NaN or +infinity; -infinity marks slots that are not valid. Only a sum that is
+/// not finite makes it look at single logits.
+[[nodiscard]] inline std::size_t count_non_finite_logits(
+    const float* row, std::size_t n, const kernels::KernelSet& kernel) noexcept {
+  if (std::isfinite(kernel.sum(row, n)))
+    return 0;
+  return static_cast<std::size_t>(std::count_if(
+      row, row + n, [](float logit) { return !(logit <= std::numeric_limits<float>::max()); }));
+}
+
+/// Logits of one row become their softmax; `sink` is a logit of the denominator alone. A row whose
+/// slots are all invalid becomes zero. Returns the log of the denominator.
+inline double softmax_row(float* row, std::size_t n, float sink,
+                          const kernels::KernelSet& kernel) noexcept {
+  const float shift = std::max(kernel.max_value(row, n), sink);
+  if (shift == -std::numeric_limits<float>::infinity()) {
+    std::fill(row, row + n, 0.0F);
+    return -std::numeric_limits<double>::infinity();
+  }
+  double sum = kernel.exp_shifted(shift, n, row);
+  sum += sink == shift ? 1.0 : std::exp(static_cast<double>(sink) - static_cast<double>(shift));
+  kernel.scale(static_cast<float>(1.0 / sum), n, row);
+  return static_cast<double>(shift) + std::log(sum);
+}
+
+}  // namespace detail
+
 /// Softmax rows from queries and cached keys, for engines whose attention keeps none.
 ///
 /// Rows are made in blocks of at most 16 query tokens, so the scratch is
@@ -106,8 +135,8 @@ class RowsFromQueries {
                                                        : queries.sink_logits[kv_head * group + h];
         for (std::size_t r = 0; r < count; ++r) {
           float* row = rows_.data() + (rows.row(h, r) - rows.data);
-          non_finite += count_non_finite(row, rows.visible(r), kernel);
-          log_sums_[h * count + r] = softmax(row, rows.visible(r), sink, kernel);
+          non_finite += detail::count_non_finite_logits(row, rows.visible(r), kernel);
+          log_sums_[h * count + r] = detail::softmax_row(row, rows.visible(r), sink, kernel);
         }
       }
       relate_log_sums(group, count);
@@ -152,16 +181,6 @@ class RowsFromQueries {
     }
   }
 
-  // NaN and +infinity; -infinity marks slots that are not valid. Only a sum that is not finite
-  // makes it look at single logits.
-  static std::size_t count_non_finite(const float* row, std::size_t n,
-                                      const kernels::KernelSet& kernel) {
-    if (std::isfinite(kernel.sum(row, n)))
-      return 0;
-    return static_cast<std::size_t>(std::count_if(
-        row, row + n, [](float logit) { return !(logit <= std::numeric_limits<float>::max()); }));
-  }
-
   // In float the differences between heads, which are all that counts, keep their digits only
   // without what the heads have in common.
   void relate_log_sums(std::size_t group, std::size_t num_rows) noexcept {
@@ -175,19 +194,6 @@ class RowsFromQueries {
             log_sum == largest ? 0.0F : static_cast<float>(log_sum - largest);
       }
     }
-  }
-
-  // Returns the log of the denominator.
-  static double softmax(float* row, std::size_t n, float sink, const kernels::KernelSet& kernel) {
-    const float shift = std::max(kernel.max_value(row, n), sink);
-    if (shift == -std::numeric_limits<float>::infinity()) {
-      std::fill(row, row + n, 0.0F);
-      return -std::numeric_limits<double>::infinity();
-    }
-    double sum = kernel.exp_shifted(shift, n, row);
-    sum += sink == shift ? 1.0 : std::exp(static_cast<double>(sink) - static_cast<double>(shift));
-    kernel.scale(static_cast<float>(1.0 / sum), n, row);
-    return static_cast<double>(shift) + std::log(sum);
   }
 
   std::vector<double> log_sums_;  // [group_size, rows of the block]

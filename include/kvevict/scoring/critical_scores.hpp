@@ -18,6 +18,23 @@
 
 KVEVICT_NAMESPACE_BEGIN
 
+/// The size of the value side of every slot of a lane, [seq_len], the mean over the query heads
+/// that the lane stands for; 0 where a slot holds no token. Lies in scratch buffer 0.
+[[nodiscard]] inline std::span<const float> lane_value_norms(const ScoreInput& input,
+                                                             std::size_t lane, ValueFactor norm,
+                                                             const OutputProjection* projection) {
+  LaneScores norms(input, lane);
+  norms.start(0, norms.seq_len(), 1);
+  for (std::size_t head = 0; head < norms.num_heads(); ++head) {
+    const std::span<const float> of_head =
+        value_factors(input, norms, head, norm, GroupReading::kMeanNorms, projection);
+    std::copy(of_head.begin(), of_head.end(), norms.array(head).begin());
+    norms.clear_invalid(head);
+  }
+  HeadReduction{GroupReduce::kMean}.apply(input, norms);
+  return norms.array(0);
+}
+
 /// Finished scores s become (s + epsilon) times the size of the projected value, the mean over the
 /// query heads that the lane stands for: the second scores of CriticalKV.
 struct CriticalScores {
@@ -28,16 +45,8 @@ struct CriticalScores {
   std::shared_ptr<const OutputProjection> projection = nullptr;
 
   void rescore(const ScoreInput& input, const ScoredLane& lane) const {
-    LaneScores norms(input, lane.lane);
-    norms.start(0, norms.seq_len(), 1);
-    for (std::size_t head = 0; head < norms.num_heads(); ++head) {
-      const std::span<const float> of_head =
-          value_factors(input, norms, head, norm, GroupReading::kMeanNorms, projection.get());
-      std::copy(of_head.begin(), of_head.end(), norms.array(head).begin());
-      norms.clear_invalid(head);
-    }
-    HeadReduction{GroupReduce::kMean}.apply(input, norms);
-    const std::span<const float> norm_of = norms.array(0);
+    const std::span<const float> norm_of =
+        lane_value_norms(input, lane.lane, norm, projection.get());
     for (std::size_t slot = 0; slot < norm_of.size(); ++slot)
       lane.scores[slot] = (lane.scores[slot] + epsilon) * norm_of[slot];
   }

@@ -78,6 +78,23 @@ struct HeadReduction {
   }
 };
 
+/// Lifts every score to the mean of its array, so that what looks unimportant now is not ranked by
+/// noise (DefensiveKV). Scores that are not finite take no part.
+struct AtLeastMean {
+  void apply(const ScoreInput& /*input*/, LaneScores& scores) const {
+    for (std::size_t i = 0; i < scores.num_arrays(); ++i) {
+      const std::span<float> array = scores.array(i);
+      const auto finite = std::count_if(array.begin(), array.end(),
+                                        [](float score) { return std::isfinite(score); });
+      if (finite == 0)
+        continue;
+      const auto mean = static_cast<float>(finite_sum(array) / static_cast<double>(finite));
+      for (float& score : array)
+        score = score < mean ? mean : score;
+    }
+  }
+};
+
 /// Adds a constant to every score.
 struct AddConstant {
   float constant = 0.0F;
