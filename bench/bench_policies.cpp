@@ -59,7 +59,7 @@ struct Engine {
     return "";
   if (name == "StreamingLLM")
     return "num_sink_tokens=4,recent_window=252";
-  if (name.starts_with("H2O") || name == "VATP")
+  if (name.starts_with("H2O") || name == "Keyformer" || name == "VATP")
     return "heavy=128,recent=128";
   if (name.starts_with("EpiKV") || name == "RaaS")
     return "budget=1088";

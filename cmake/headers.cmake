@@ -15,6 +15,7 @@ set(KVEVICT_HEADERS
     include/kvevict/any_policy.hpp
     include/kvevict/config.hpp
     include/kvevict/core/budget.hpp
+    include/kvevict/core/counter_random.hpp
     include/kvevict/core/counters.hpp
     include/kvevict/core/decode_pages.hpp
     include/kvevict/core/error.hpp
@@ -66,6 +67,7 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/h2o.hpp
     include/kvevict/policies/inertiakv.hpp
     include/kvevict/policies/key_geometry.hpp
+    include/kvevict/policies/keyformer.hpp
     include/kvevict/policies/lagkv.hpp
     include/kvevict/policies/laprox.hpp
     include/kvevict/policies/lazy_lanes.hpp
@@ -95,6 +97,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/expected_attention.hpp
     include/kvevict/scoring/future_queries.hpp
     include/kvevict/scoring/group_reduce.hpp
+    include/kvevict/scoring/gumbel_rows.hpp
     include/kvevict/scoring/key_redundancy.hpp
     include/kvevict/scoring/kv_part.hpp
     include/kvevict/scoring/lag_deviation.hpp
@@ -120,6 +123,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/row_entropy.hpp
     include/kvevict/scoring/row_sums.hpp
     include/kvevict/scoring/score_input.hpp
+    include/kvevict/scoring/sharpened_row.hpp
     include/kvevict/scoring/spoiling_sum.hpp
     include/kvevict/scoring/stages.hpp
     include/kvevict/scoring/step_rows.hpp

@@ -32,6 +32,7 @@
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/key_geometry.hpp"
+#include "kvevict/policies/keyformer.hpp"
 #include "kvevict/policies/lagkv.hpp"
 #include "kvevict/policies/laprox.hpp"
 #include "kvevict/policies/lazy_lanes.hpp"
@@ -271,6 +272,7 @@ using NamedPolicies = PolicyList<
     H2OFastCAOTE,
     HeadKV,
     KeyDiff,
+    Keyformer,
     Knorm,
     LagKV,
     LagKVBudget,

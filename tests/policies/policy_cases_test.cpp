@@ -21,6 +21,7 @@
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/key_geometry.hpp"
+#include "kvevict/policies/keyformer.hpp"
 #include "kvevict/policies/lagkv.hpp"
 #include "kvevict/policies/laprox.hpp"
 #include "kvevict/policies/lazy_lanes.hpp"
@@ -137,6 +138,9 @@ kvevict::H2OOptions h2o_shared(std::size_t budget) {
 }
 kvevict::VATPOptions vatp(std::size_t budget) {
   return {.heavy = budget - 3, .recent = std::size_t{3}, .num_sink_tokens = 1};
+}
+kvevict::KeyformerOptions keyformer(std::size_t budget) {
+  return {.heavy = budget - 3, .recent = std::size_t{3}, .num_sink_tokens = 1, .generation_len = 8};
 }
 kvevict::InertiaKVOptions inertia(std::size_t budget) {
   return {.budget = budget};
@@ -365,6 +369,7 @@ const std::vector<PolicyCase>& policy_cases() {
       case_of<kvevict::H2OFastCAOTE>("H2OFastCAOTE", h2o_shared),
       case_of<kvevict::LongFlow>("LongFlow"),
       case_of<kvevict::VATP>("VATP", vatp),
+      case_of<kvevict::Keyformer>("Keyformer", keyformer),
       case_of<kvevict::RKV>("RKV",
                             [](std::size_t budget) {
                               return kvevict::RKVOptions{

@@ -13,6 +13,7 @@
 #include "kvevict/scoring/observation_window.hpp"
 #include "kvevict/scoring/recent_rows.hpp"
 #include "kvevict/scoring/score_input.hpp"
+#include "kvevict/scoring/sharpened_row.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -156,12 +157,10 @@ class StepGainAttention {
       const auto gain = static_cast<float>(std::sqrt(2.0 * std::log(ratio)));
       sharpened_.resize(std::max(sharpened_.size(), mean.size()));
       for (std::size_t h = 0; h < rows.group_size; ++h) {
-        non_finite += sharpen(gain, {rows.row(h, r), mean.size()}, kernel);
-        const double sum = kernel.sum(sharpened_.data(), mean.size());
-        if (sum > 0.0) {
-          kernel.add(static_cast<float>(1.0 / sum / static_cast<double>(rows.group_size)),
-                     sharpened_.data(), mean.size(), mean.data());
-        }
+        const std::span<float> row(sharpened_.data(), mean.size());
+        std::copy_n(rows.row(h, r), row.size(), row.begin());
+        non_finite += sharpen(gain, kernel, row);
+        kernel.add(1.0F / static_cast<float>(rows.group_size), row.data(), row.size(), mean.data());
       }
     }
     return non_finite;
@@ -180,18 +179,6 @@ class StepGainAttention {
   }
 
  private:
-  // (a / max a)^gain; an entry that is not finite counts as 0. Returns how many there were.
-  std::size_t sharpen(float gain, std::span<const float> row, const kernels::KernelSet& kernel) {
-    const float largest = kernel.max_value(row.data(), row.size());
-    std::size_t non_finite = 0;
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      const bool usable = std::isfinite(row[i]);
-      non_finite += usable ? 0 : 1;
-      sharpened_[i] = usable && row[i] > 0.0F ? std::pow(row[i] / largest, gain) : 0.0F;
-    }
-    return non_finite;
-  }
-
   std::size_t budget_;
   RecentRows rows_;
   std::vector<float> sharpened_;
