@@ -8,6 +8,7 @@ set(KVEVICT_HEADERS
     include/kvevict/allocation/lag_budgets.hpp
     include/kvevict/allocation/lane_table.hpp
     include/kvevict/allocation/layer_preference.hpp
+    include/kvevict/allocation/profiled_budgets.hpp
     include/kvevict/allocation/pyramid.hpp
     include/kvevict/allocation/rocket_split.hpp
     include/kvevict/allocation/streaming_lanes.hpp
@@ -33,6 +34,7 @@ set(KVEVICT_HEADERS
     include/kvevict/core/shape.hpp
     include/kvevict/core/slot_array.hpp
     include/kvevict/core/step_inputs.hpp
+    include/kvevict/core/token_label.hpp
     include/kvevict/core/types.hpp
     include/kvevict/element_type.hpp
     include/kvevict/kernels/avx2.hpp
@@ -63,6 +65,7 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/epikv_rules.hpp
     include/kvevict/policies/epikv_segments.hpp
     include/kvevict/policies/expected_attention.hpp
+    include/kvevict/policies/fastgen.hpp
     include/kvevict/policies/finch.hpp
     include/kvevict/policies/h2o.hpp
     include/kvevict/policies/inertiakv.hpp
@@ -98,6 +101,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/future_queries.hpp
     include/kvevict/scoring/group_reduce.hpp
     include/kvevict/scoring/gumbel_rows.hpp
+    include/kvevict/scoring/head_profile.hpp
     include/kvevict/scoring/key_redundancy.hpp
     include/kvevict/scoring/kv_part.hpp
     include/kvevict/scoring/lag_deviation.hpp
@@ -138,6 +142,7 @@ set(KVEVICT_HEADERS
     include/kvevict/selection/head_floors.hpp
     include/kvevict/selection/partition_quotas.hpp
     include/kvevict/selection/pool_selection.hpp
+    include/kvevict/selection/profiled_heads.hpp
     include/kvevict/selection/segment_caps.hpp
     include/kvevict/selection/slot_bits.hpp
     include/kvevict/selection/streaming_top_k.hpp

@@ -10,6 +10,7 @@
 #include "kvevict/core/rotary.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/step_inputs.hpp"
+#include "kvevict/core/token_label.hpp"
 #include "kvevict/core/types.hpp"
 #include "kvevict/kernels/kernels.hpp"
 #include "kvevict/option_text.hpp"
@@ -28,6 +29,7 @@
 #include "kvevict/policies/epikv_lag.hpp"
 #include "kvevict/policies/epikv_segments.hpp"
 #include "kvevict/policies/expected_attention.hpp"
+#include "kvevict/policies/fastgen.hpp"
 #include "kvevict/policies/finch.hpp"
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
@@ -113,6 +115,8 @@ class AnyPolicy {
   void observe_cache(const View& view) {
     self_->observe_cache(as_view_ref(view));
   }
+  [[nodiscard]] bool wants_labels() const { return self_->wants_labels(); }
+  void observe_labels(std::span<const TokenLabel> labels) { self_->observe_labels(labels); }
   template <KvCacheView View>
   void end_prefill(const View& view) {
     self_->end_prefill(as_view_ref(view));
@@ -150,6 +154,8 @@ class AnyPolicy {
                                  const ViewRef& view) = 0;
     virtual void observe_hidden(std::size_t layer, const HiddenRows& rows) = 0;
     virtual void observe_cache(const ViewRef& view) = 0;
+    [[nodiscard]] virtual bool wants_labels() const = 0;
+    virtual void observe_labels(std::span<const TokenLabel> labels) = 0;
     virtual void end_prefill(const ViewRef& view) = 0;
     [[nodiscard]] virtual bool should_evict() const = 0;
     [[nodiscard]] virtual const KeepMask& select(const ViewRef& view) const = 0;
@@ -206,6 +212,17 @@ class AnyPolicy {
     void observe_cache(const ViewRef& view) override {
       if constexpr (requires { policy.observe_cache(view); })
         policy.observe_cache(view);
+    }
+    [[nodiscard]] bool wants_labels() const override {
+      if constexpr (requires { P::wants_labels(); }) {
+        return P::wants_labels();
+      } else {
+        return false;
+      }
+    }
+    void observe_labels(std::span<const TokenLabel> labels) override {
+      if constexpr (requires { policy.observe_labels(labels); })
+        policy.observe_labels(labels);
     }
     void end_prefill(const ViewRef& view) override { policy.end_prefill(view); }
     [[nodiscard]] bool should_evict() const override { return policy.should_evict(); }
@@ -267,6 +284,7 @@ using NamedPolicies = PolicyList<
     EvolKV,
     ExpectedAttention,
     ExpectedAttentionStats,
+    FastGen,
     Finch,
     H2OCAOTE,
     H2OFastCAOTE,

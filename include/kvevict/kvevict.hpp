@@ -29,6 +29,7 @@
 #include "kvevict/policies/epikv_lag.hpp"
 #include "kvevict/policies/epikv_segments.hpp"
 #include "kvevict/policies/expected_attention.hpp"
+#include "kvevict/policies/fastgen.hpp"
 #include "kvevict/policies/finch.hpp"
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"

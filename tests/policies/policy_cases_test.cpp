@@ -17,6 +17,7 @@
 #include "kvevict/policies/epikv_lag.hpp"
 #include "kvevict/policies/epikv_segments.hpp"
 #include "kvevict/policies/expected_attention.hpp"
+#include "kvevict/policies/fastgen.hpp"
 #include "kvevict/policies/finch.hpp"
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
@@ -141,6 +142,10 @@ kvevict::VATPOptions vatp(std::size_t budget) {
 }
 kvevict::KeyformerOptions keyformer(std::size_t budget) {
   return {.heavy = budget - 3, .recent = std::size_t{3}, .num_sink_tokens = 1, .generation_len = 8};
+}
+/// Heads that keep heavy and recent tokens; the toy's tokens have no labels.
+kvevict::FastGenOptions fastgen(std::size_t budget) {
+  return {.recovery = .3, .heavy = budget - 4, .recent = std::size_t{4}};
 }
 kvevict::InertiaKVOptions inertia(std::size_t budget) {
   return {.budget = budget};
@@ -370,6 +375,7 @@ const std::vector<PolicyCase>& policy_cases() {
       case_of<kvevict::LongFlow>("LongFlow"),
       case_of<kvevict::VATP>("VATP", vatp),
       case_of<kvevict::Keyformer>("Keyformer", keyformer),
+      case_of<kvevict::FastGen>("FastGen", fastgen),
       case_of<kvevict::RKV>("RKV",
                             [](std::size_t budget) {
                               return kvevict::RKVOptions{

@@ -9,6 +9,7 @@
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/step_inputs.hpp"
+#include "kvevict/core/token_label.hpp"
 #include "kvevict/core/types.hpp"
 #include "kvevict/policies/policy.hpp"
 #include "kvevict/scoring/attention_rows.hpp"
@@ -53,11 +54,16 @@ concept Allocator = requires(const A& allocator, const Sequence& sequence) {
   { allocator.allocation(sequence, signal) } -> std::same_as<Allocation>;
 };
 
-/// Who stays of those who compete: marks at most `quota` candidates in the lanes' keep bits.
-template <class S>
+/// Who stays of those who compete: marks at most `quota` candidates in the lanes' keep bits. One
+/// that goes by what was observed has a fourth argument, the pipeline's signal.
+template <class S, class Signal>
 concept Selector = requires(const S& selector, std::span<ScoredLane> lanes, std::size_t quota,
                             const ScoreInput& input) {
   selector.choose(lanes, quota, input);
+}
+|| requires(const S& selector, std::span<ScoredLane> lanes, std::size_t quota,
+            const ScoreInput& input, const Signal& signal) {
+  selector.choose(lanes, quota, input, signal);
 };
 
 namespace detail {
@@ -218,6 +224,14 @@ class Composed {
     if constexpr (requires { allocator_.begin(sequence); })
       allocator_.begin(sequence);
   }
+  void end_prefill(const ScoreInput& input) requires requires(Signal& signal) {
+    signal.end_prefill(input);
+  }
+  { pipeline_.signal().end_prefill(input); }
+  void observe_labels(std::span<const TokenLabel> labels) requires requires(Signal& signal) {
+    signal.observe_labels(labels);
+  }
+  { pipeline_.signal().observe_labels(labels); }
   [[nodiscard]] std::size_t wanted_rows(const Sequence& sequence, std::size_t layer) const
       requires(kAttentionUse != AttentionUse::kNone) {
     return scored_layer(layer) == layer ? pipeline_.signal().wanted_rows(sequence, layer) : 0;
@@ -259,8 +273,12 @@ class Composed {
     pipeline_.normalise(lanes, input);
   }
   void choose(std::span<ScoredLane> lanes, std::size_t quota,
-              const ScoreInput& input) const requires Selector<Selection> {
-    selector_.choose(lanes, quota, input);
+              const ScoreInput& input) const requires Selector<Selection, Signal> {
+    if constexpr (requires { selector_.choose(lanes, quota, input, pipeline_.signal()); }) {
+      selector_.choose(lanes, quota, input, pipeline_.signal());
+    } else {
+      selector_.choose(lanes, quota, input);
+    }
   }
 
   template <class Visit>
