@@ -12,6 +12,7 @@ set(KVEVICT_HEADERS
     include/kvevict/allocation/pyramid.hpp
     include/kvevict/allocation/rocket_split.hpp
     include/kvevict/allocation/streaming_lanes.hpp
+    include/kvevict/allocation/whole_blocks.hpp
     include/kvevict/allocation/whole_prompts.hpp
     include/kvevict/any_policy.hpp
     include/kvevict/config.hpp
@@ -50,6 +51,7 @@ set(KVEVICT_HEADERS
     include/kvevict/option_text.hpp
     include/kvevict/policies/adakv.hpp
     include/kvevict/policies/ahakv.hpp
+    include/kvevict/policies/block_eviction.hpp
     include/kvevict/policies/cake.hpp
     include/kvevict/policies/caote.hpp
     include/kvevict/policies/chunkkv.hpp
@@ -98,10 +100,12 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/critical_scores.hpp
     include/kvevict/scoring/cur_scores.hpp
     include/kvevict/scoring/expected_attention.hpp
+    include/kvevict/scoring/forward_max.hpp
     include/kvevict/scoring/future_queries.hpp
     include/kvevict/scoring/group_reduce.hpp
     include/kvevict/scoring/gumbel_rows.hpp
     include/kvevict/scoring/head_profile.hpp
+    include/kvevict/scoring/key_diversity.hpp
     include/kvevict/scoring/key_redundancy.hpp
     include/kvevict/scoring/kv_part.hpp
     include/kvevict/scoring/lag_deviation.hpp
@@ -116,6 +120,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/output_projection.hpp
     include/kvevict/scoring/page_stamps.hpp
     include/kvevict/scoring/pipeline.hpp
+    include/kvevict/scoring/pooled_attention.hpp
     include/kvevict/scoring/pooling.hpp
     include/kvevict/scoring/projected_norms.hpp
     include/kvevict/scoring/query_filters.hpp
@@ -133,13 +138,16 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/step_rows.hpp
     include/kvevict/scoring/token_blocks.hpp
     include/kvevict/scoring/token_variance.hpp
+    include/kvevict/scoring/unit_key.hpp
     include/kvevict/scoring/value_norms.hpp
     include/kvevict/scoring/value_prior.hpp
     include/kvevict/scoring/weighted_rows.hpp
     include/kvevict/scoring/window_moments.hpp
     include/kvevict/scoring/window_vote.hpp
     include/kvevict/selection/equal_quotas.hpp
+    include/kvevict/selection/hamming_representatives.hpp
     include/kvevict/selection/head_floors.hpp
+    include/kvevict/selection/mass_then_diverse.hpp
     include/kvevict/selection/partition_quotas.hpp
     include/kvevict/selection/pool_selection.hpp
     include/kvevict/selection/profiled_heads.hpp

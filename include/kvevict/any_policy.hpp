@@ -16,6 +16,7 @@
 #include "kvevict/option_text.hpp"
 #include "kvevict/policies/adakv.hpp"
 #include "kvevict/policies/ahakv.hpp"
+#include "kvevict/policies/block_eviction.hpp"
 #include "kvevict/policies/cake.hpp"
 #include "kvevict/policies/caote.hpp"
 #include "kvevict/policies/chunkkv.hpp"
@@ -271,7 +272,9 @@ using NamedPolicies = PolicyList<
     AdaKV,
     AdaKVKeyDiff,
     AdaKVKnorm,
+    AdaptiveRKV,
     AhaKV,
+    BlockEviction,
     CAKE,
     CapKV,
     CapKVStats,
@@ -292,6 +295,7 @@ using NamedPolicies = PolicyList<
     KeyDiff,
     Keyformer,
     Knorm,
+    KVCrush,
     LagKV,
     LagKVBudget,
     Leverage,

@@ -15,6 +15,7 @@
 #include "kvevict/core/types.hpp"
 #include "kvevict/policies/adakv.hpp"
 #include "kvevict/policies/ahakv.hpp"
+#include "kvevict/policies/block_eviction.hpp"
 #include "kvevict/policies/cake.hpp"
 #include "kvevict/policies/caote.hpp"
 #include "kvevict/policies/chunkkv.hpp"

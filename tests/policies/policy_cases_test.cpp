@@ -4,6 +4,7 @@
 
 #include "kvevict/policies/adakv.hpp"
 #include "kvevict/policies/ahakv.hpp"
+#include "kvevict/policies/block_eviction.hpp"
 #include "kvevict/policies/cake.hpp"
 #include "kvevict/policies/caote.hpp"
 #include "kvevict/policies/chunkkv.hpp"
@@ -146,6 +147,17 @@ kvevict::KeyformerOptions keyformer(std::size_t budget) {
 /// Heads that keep heavy and recent tokens; the toy's tokens have no labels.
 kvevict::FastGenOptions fastgen(std::size_t budget) {
   return {.recovery = .3, .heavy = budget - 4, .recent = std::size_t{4}};
+}
+/// Blocks of two; a cut leaves the budget and the block that is being written.
+template <class Options>
+Options blocks(std::size_t budget) {
+  Options options;
+  options.budget = budget / 2 * 2;
+  options.num_sink_tokens = 2;
+  options.recent_window = 2;
+  options.block_size = 2;
+  options.observation_window = 4;
+  return options;
 }
 kvevict::InertiaKVOptions inertia(std::size_t budget) {
   return {.budget = budget};
@@ -376,6 +388,10 @@ const std::vector<PolicyCase>& policy_cases() {
       case_of<kvevict::VATP>("VATP", vatp),
       case_of<kvevict::Keyformer>("Keyformer", keyformer),
       case_of<kvevict::FastGen>("FastGen", fastgen),
+      case_of<kvevict::BlockEviction>("BlockEviction", blocks<kvevict::BlockEviction::Options>),
+      case_of<kvevict::KVCrush>("KVCrush", blocks<kvevict::KVCrush::Options>),
+      without_count(
+          case_of<kvevict::AdaptiveRKV>("AdaptiveRKV", blocks<kvevict::AdaptiveRKV::Options>)),
       case_of<kvevict::RKV>("RKV",
                             [](std::size_t budget) {
                               return kvevict::RKVOptions{

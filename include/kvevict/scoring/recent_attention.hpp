@@ -117,6 +117,56 @@ class PeakLogitAttention {
   RecentRows rows_;
 };
 
+/// The newest `window` rows over all slots, mean over the group and over the rows. A row that never
+/// came counts as 0; one that lost tokens since keeps what it gave to the others.
+class RecentMeanAttention {
+ public:
+  static constexpr Inputs kRequiredInputs = Inputs::kAttention;
+  static constexpr AttentionUse kAttentionUse = AttentionUse::kLastRow;
+
+  /// Throws InvalidArgument, naming `where`, for a window of 0.
+  RecentMeanAttention(std::string_view where, const CacheShape& shape, std::size_t window)
+      : rows_((detail::require(window > 0, where, "observation_window", window, "must be > 0"),
+               RecentRows(shape, window))) {}
+
+  [[nodiscard]] auto state() noexcept { return std::tie(rows_); }
+
+  [[nodiscard]] std::size_t wanted_rows(const Sequence& sequence,
+                                        std::size_t /*layer*/) const noexcept {
+    return recent_rows_wanted(sequence, rows_.window());
+  }
+  std::size_t observe_rows(const GroupRows& rows, const Sequence& /*sequence*/,
+                           const kernels::KernelSet& kernel) {
+    std::size_t non_finite = 0;
+    for (std::size_t r = 0; r < rows.num_rows; ++r) {
+      const std::span<float> mean =
+          rows_.of(rows.layer, rows.kv_head, rows.first_position + r).first(rows.visible(r));
+      std::fill(mean.begin(), mean.end(), 0.0F);
+      for (std::size_t h = 0; h < rows.group_size; ++h) {
+        non_finite += kernel.add(1.0F / static_cast<float>(rows.group_size), rows.row(h, r),
+                                 mean.size(), mean.data());
+      }
+    }
+    return non_finite;
+  }
+  void score(const ScoreInput& input, LaneScores& scores) const {
+    scores.start(0, scores.seq_len(), 1);
+    for (std::size_t head = 0; head < scores.num_heads(); ++head) {
+      const std::span<float> mean = scores.array(head);
+      std::fill(mean.begin(), mean.end(), 0.0F);
+      for (std::size_t i = 0; i < rows_.window(); ++i) {
+        input.kernel.add(1.0F / static_cast<float>(rows_.window()),
+                         rows_.of_index(scores.layer(head), scores.kv_head(head), i).data(),
+                         mean.size(), mean.data());
+      }
+      scores.clear_invalid(head);
+    }
+  }
+
+ private:
+  RecentRows rows_;
+};
+
 /// The newest `window` rows with a gain that grows with the length of the sequence, summed (AhaKV):
 /// a row's logits q.k are scaled by sqrt(2 ln(i / k) / d) in the place of 1 / sqrt(d), where i is
 /// the number of tokens up to its own and k the budget, so that its entropy does not grow with i;
