@@ -11,6 +11,7 @@ set(KVEVICT_HEADERS
     include/kvevict/allocation/profiled_budgets.hpp
     include/kvevict/allocation/pyramid.hpp
     include/kvevict/allocation/rocket_split.hpp
+    include/kvevict/allocation/segment_shares.hpp
     include/kvevict/allocation/streaming_lanes.hpp
     include/kvevict/allocation/whole_blocks.hpp
     include/kvevict/allocation/whole_prompts.hpp
@@ -86,6 +87,7 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/scissorhands.hpp
     include/kvevict/policies/snapkv.hpp
     include/kvevict/policies/streaming_llm.hpp
+    include/kvevict/policies/thinkv.hpp
     include/kvevict/policies/tova.hpp
     include/kvevict/policies/value_weighted.hpp
     include/kvevict/policies/window_voting.hpp
@@ -105,6 +107,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/group_reduce.hpp
     include/kvevict/scoring/gumbel_rows.hpp
     include/kvevict/scoring/head_profile.hpp
+    include/kvevict/scoring/key_clusters.hpp
     include/kvevict/scoring/key_diversity.hpp
     include/kvevict/scoring/key_redundancy.hpp
     include/kvevict/scoring/kv_part.hpp
@@ -136,6 +139,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/spoiling_sum.hpp
     include/kvevict/scoring/stages.hpp
     include/kvevict/scoring/step_rows.hpp
+    include/kvevict/scoring/thought_segments.hpp
     include/kvevict/scoring/token_blocks.hpp
     include/kvevict/scoring/token_variance.hpp
     include/kvevict/scoring/unit_key.hpp
@@ -152,6 +156,7 @@ set(KVEVICT_HEADERS
     include/kvevict/selection/pool_selection.hpp
     include/kvevict/selection/profiled_heads.hpp
     include/kvevict/selection/segment_caps.hpp
+    include/kvevict/selection/segment_representatives.hpp
     include/kvevict/selection/slot_bits.hpp
     include/kvevict/selection/streaming_top_k.hpp
     include/kvevict/selection/top_k.hpp

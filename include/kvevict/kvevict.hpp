@@ -48,6 +48,7 @@
 #include "kvevict/policies/scissorhands.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
+#include "kvevict/policies/thinkv.hpp"
 #include "kvevict/policies/tova.hpp"
 #include "kvevict/policies/value_weighted.hpp"
 #include "kvevict/policies/window_voting.hpp"

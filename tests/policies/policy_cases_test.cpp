@@ -36,6 +36,7 @@
 #include "kvevict/policies/scissorhands.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
+#include "kvevict/policies/thinkv.hpp"
 #include "kvevict/policies/tova.hpp"
 #include "kvevict/policies/value_weighted.hpp"
 #include "support/random.hpp"
@@ -158,6 +159,14 @@ Options blocks(std::size_t budget) {
   options.block_size = 2;
   options.observation_window = 4;
   return options;
+}
+kvevict::ThinKVOptions thinkv(std::size_t budget) {
+  return {.budget = budget,
+          .segment_len = 4,
+          .execution_below = .05,
+          .transition_from = .3,
+          .layers = {1, 2},
+          .schedule = {3, 2, 1}};
 }
 kvevict::InertiaKVOptions inertia(std::size_t budget) {
   return {.budget = budget};
@@ -388,6 +397,7 @@ const std::vector<PolicyCase>& policy_cases() {
       case_of<kvevict::VATP>("VATP", vatp),
       case_of<kvevict::Keyformer>("Keyformer", keyformer),
       case_of<kvevict::FastGen>("FastGen", fastgen),
+      case_of<kvevict::ThinKV>("ThinKV", thinkv),
       case_of<kvevict::BlockEviction>("BlockEviction", blocks<kvevict::BlockEviction::Options>),
       case_of<kvevict::KVCrush>("KVCrush", blocks<kvevict::KVCrush::Options>),
       without_count(
