@@ -121,6 +121,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/output_change.hpp
     include/kvevict/scoring/output_contribution.hpp
     include/kvevict/scoring/output_projection.hpp
+    include/kvevict/scoring/page_bounds.hpp
     include/kvevict/scoring/page_stamps.hpp
     include/kvevict/scoring/pipeline.hpp
     include/kvevict/scoring/pooled_attention.hpp
