@@ -235,6 +235,18 @@ TEST(FastGen, NothingGoesWithoutAProfile) {
   EXPECT_FALSE(blind.cut());
 }
 
+// A prompt in one piece is appended by its first observation, and labels are one.
+TEST(FastGen, LabelsOfAPromptInOnePiece) {
+  RowSession<FastGen> session({.recovery = .5, .heavy = 0, .recent = 0}, kOneHead);
+  session.policy.begin(3);
+  session.cache.append(3);
+  session.policy.observe_labels(Labels{kSpecial, kNone, kNone});
+  session.rows(0, {{{1}, {.5F, .5F}, {.5F, 0, .5F}}});
+  session.policy.end_prefill(session.cache.view());
+  session.cut();
+  EXPECT_EQ(session.kept(), (Positions{0}));
+}
+
 TEST(FastGen, ResetForgetsTheProfile) {
   auto session = example(.5);
   session.policy.reset();

@@ -140,7 +140,8 @@ struct AdaptiveRKVRecipe : CutsWholeBlocks<AdaptiveRKVRecipe, AdaptiveRKVOptions
 /// What KVCrushOver adds to the options of the recipe below it.
 template <class Base>
 struct KVCrushOptions : Base::Options {
-  std::size_t num_representatives = 2;  ///< blocks of the budget that go to representatives
+  std::size_t num_representatives = 2;  ///< blocks of the budget that go to representatives;
+                                        ///< OpenVINO's default is none
   AnchorPoint anchor = AnchorPoint::kRandom;
   std::uint64_t anchor_seed = 0;
 };
