@@ -59,9 +59,9 @@ struct Engine {
     return "";
   if (name == "StreamingLLM")
     return "num_sink_tokens=4,recent_window=252";
-  if (name.starts_with("H2O") || name == "VATP")
+  if (name.starts_with("H2O") || name == "FastGen" || name == "Keyformer" || name == "VATP")
     return "heavy=128,recent=128";
-  if (name.starts_with("EpiKV") || name == "RaaS")
+  if (name.starts_with("EpiKV") || name == "RaaS" || name == "ThinKV")
     return "budget=1088";
   return "budget=256";
 }

@@ -8,15 +8,19 @@ set(KVEVICT_HEADERS
     include/kvevict/allocation/lag_budgets.hpp
     include/kvevict/allocation/lane_table.hpp
     include/kvevict/allocation/layer_preference.hpp
+    include/kvevict/allocation/profiled_budgets.hpp
     include/kvevict/allocation/pyramid.hpp
     include/kvevict/allocation/rocket_split.hpp
     include/kvevict/allocation/score_threshold.hpp
+    include/kvevict/allocation/segment_shares.hpp
     include/kvevict/allocation/streaming_lanes.hpp
+    include/kvevict/allocation/whole_blocks.hpp
     include/kvevict/allocation/whole_prompts.hpp
     include/kvevict/any_policy.hpp
     include/kvevict/composition_text.hpp
     include/kvevict/config.hpp
     include/kvevict/core/budget.hpp
+    include/kvevict/core/counter_random.hpp
     include/kvevict/core/counters.hpp
     include/kvevict/core/decode_pages.hpp
     include/kvevict/core/error.hpp
@@ -35,6 +39,7 @@ set(KVEVICT_HEADERS
     include/kvevict/core/shape.hpp
     include/kvevict/core/slot_array.hpp
     include/kvevict/core/step_inputs.hpp
+    include/kvevict/core/token_label.hpp
     include/kvevict/core/types.hpp
     include/kvevict/element_type.hpp
     include/kvevict/kernels/avx2.hpp
@@ -50,6 +55,7 @@ set(KVEVICT_HEADERS
     include/kvevict/option_text.hpp
     include/kvevict/policies/adakv.hpp
     include/kvevict/policies/ahakv.hpp
+    include/kvevict/policies/block_eviction.hpp
     include/kvevict/policies/cake.hpp
     include/kvevict/policies/caote.hpp
     include/kvevict/policies/chunkkv.hpp
@@ -67,10 +73,12 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/epikv_segments.hpp
     include/kvevict/policies/expected_attention.hpp
     include/kvevict/policies/external_scores.hpp
+    include/kvevict/policies/fastgen.hpp
     include/kvevict/policies/finch.hpp
     include/kvevict/policies/h2o.hpp
     include/kvevict/policies/inertiakv.hpp
     include/kvevict/policies/key_geometry.hpp
+    include/kvevict/policies/keyformer.hpp
     include/kvevict/policies/kvcompose.hpp
     include/kvevict/policies/lagkv.hpp
     include/kvevict/policies/laprox.hpp
@@ -85,6 +93,7 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/scissorhands.hpp
     include/kvevict/policies/snapkv.hpp
     include/kvevict/policies/streaming_llm.hpp
+    include/kvevict/policies/thinkv.hpp
     include/kvevict/policies/tova.hpp
     include/kvevict/policies/value_weighted.hpp
     include/kvevict/policies/window_voting.hpp
@@ -99,10 +108,15 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/critical_scores.hpp
     include/kvevict/scoring/cur_scores.hpp
     include/kvevict/scoring/expected_attention.hpp
+    include/kvevict/scoring/forward_max.hpp
     include/kvevict/scoring/future_queries.hpp
     include/kvevict/scoring/given_scores.hpp
     include/kvevict/scoring/group_reduce.hpp
+    include/kvevict/scoring/gumbel_rows.hpp
     include/kvevict/scoring/head_means.hpp
+    include/kvevict/scoring/head_profile.hpp
+    include/kvevict/scoring/key_clusters.hpp
+    include/kvevict/scoring/key_diversity.hpp
     include/kvevict/scoring/key_redundancy.hpp
     include/kvevict/scoring/kv_part.hpp
     include/kvevict/scoring/lag_deviation.hpp
@@ -116,8 +130,10 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/output_contribution.hpp
     include/kvevict/scoring/output_error.hpp
     include/kvevict/scoring/output_projection.hpp
+    include/kvevict/scoring/page_bounds.hpp
     include/kvevict/scoring/page_stamps.hpp
     include/kvevict/scoring/pipeline.hpp
+    include/kvevict/scoring/pooled_attention.hpp
     include/kvevict/scoring/pooling.hpp
     include/kvevict/scoring/projected_norms.hpp
     include/kvevict/scoring/query_filters.hpp
@@ -130,11 +146,14 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/row_entropy.hpp
     include/kvevict/scoring/row_sums.hpp
     include/kvevict/scoring/score_input.hpp
+    include/kvevict/scoring/sharpened_row.hpp
     include/kvevict/scoring/spoiling_sum.hpp
     include/kvevict/scoring/stages.hpp
     include/kvevict/scoring/step_rows.hpp
+    include/kvevict/scoring/thought_segments.hpp
     include/kvevict/scoring/token_blocks.hpp
     include/kvevict/scoring/token_variance.hpp
+    include/kvevict/scoring/unit_key.hpp
     include/kvevict/scoring/value_norms.hpp
     include/kvevict/scoring/value_prior.hpp
     include/kvevict/scoring/weighted_rows.hpp
@@ -143,12 +162,16 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/worst_case_attention.hpp
     include/kvevict/selection/composite_ranks.hpp
     include/kvevict/selection/equal_quotas.hpp
+    include/kvevict/selection/hamming_representatives.hpp
     include/kvevict/selection/head_floors.hpp
     include/kvevict/selection/mass_first.hpp
+    include/kvevict/selection/mass_then_diverse.hpp
     include/kvevict/selection/partition_quotas.hpp
     include/kvevict/selection/pool_selection.hpp
+    include/kvevict/selection/profiled_heads.hpp
     include/kvevict/selection/projection.hpp
     include/kvevict/selection/segment_caps.hpp
+    include/kvevict/selection/segment_representatives.hpp
     include/kvevict/selection/slot_bits.hpp
     include/kvevict/selection/streaming_top_k.hpp
     include/kvevict/selection/top_k.hpp

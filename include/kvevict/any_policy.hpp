@@ -11,11 +11,13 @@
 #include "kvevict/core/rotary.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/step_inputs.hpp"
+#include "kvevict/core/token_label.hpp"
 #include "kvevict/core/types.hpp"
 #include "kvevict/kernels/kernels.hpp"
 #include "kvevict/option_text.hpp"
 #include "kvevict/policies/adakv.hpp"
 #include "kvevict/policies/ahakv.hpp"
+#include "kvevict/policies/block_eviction.hpp"
 #include "kvevict/policies/cake.hpp"
 #include "kvevict/policies/caote.hpp"
 #include "kvevict/policies/chunkkv.hpp"
@@ -31,10 +33,12 @@
 #include "kvevict/policies/epikv_segments.hpp"
 #include "kvevict/policies/expected_attention.hpp"
 #include "kvevict/policies/external_scores.hpp"
+#include "kvevict/policies/fastgen.hpp"
 #include "kvevict/policies/finch.hpp"
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/key_geometry.hpp"
+#include "kvevict/policies/keyformer.hpp"
 #include "kvevict/policies/kvcompose.hpp"
 #include "kvevict/policies/lagkv.hpp"
 #include "kvevict/policies/laprox.hpp"
@@ -48,6 +52,7 @@
 #include "kvevict/policies/scissorhands.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
+#include "kvevict/policies/thinkv.hpp"
 #include "kvevict/policies/tova.hpp"
 #include "kvevict/policies/value_weighted.hpp"
 #include "kvevict/policies/window_voting.hpp"
@@ -129,6 +134,8 @@ class AnyPolicy {
                       std::size_t first_slot = 0) {
     self_->observe_scores(layer, kv_head, scores, first_slot);
   }
+  [[nodiscard]] bool wants_labels() const { return self_->wants_labels(); }
+  void observe_labels(std::span<const TokenLabel> labels) { self_->observe_labels(labels); }
   template <KvCacheView View>
   void end_prefill(const View& view) {
     self_->end_prefill(as_view_ref(view));
@@ -173,6 +180,8 @@ class AnyPolicy {
     [[nodiscard]] virtual bool wants_scores() const = 0;
     virtual void observe_scores(std::size_t layer, std::size_t kv_head,
                                 std::span<const float> scores, std::size_t first_slot) = 0;
+    [[nodiscard]] virtual bool wants_labels() const = 0;
+    virtual void observe_labels(std::span<const TokenLabel> labels) = 0;
     virtual void end_prefill(const ViewRef& view) = 0;
     [[nodiscard]] virtual bool should_evict() const = 0;
     [[nodiscard]] virtual const KeepMask& select(const ViewRef& view) const = 0;
@@ -250,6 +259,17 @@ class AnyPolicy {
       if constexpr (requires { policy.observe_scores(layer, kv_head, scores, first_slot); })
         policy.observe_scores(layer, kv_head, scores, first_slot);
     }
+    [[nodiscard]] bool wants_labels() const override {
+      if constexpr (requires { P::wants_labels(); }) {
+        return P::wants_labels();
+      } else {
+        return false;
+      }
+    }
+    void observe_labels(std::span<const TokenLabel> labels) override {
+      if constexpr (requires { policy.observe_labels(labels); })
+        policy.observe_labels(labels);
+    }
     void end_prefill(const ViewRef& view) override { policy.end_prefill(view); }
     [[nodiscard]] bool should_evict() const override { return policy.should_evict(); }
     [[nodiscard]] const KeepMask& select(const ViewRef& view) const override {
@@ -301,7 +321,9 @@ using NamedPolicies = PolicyList<
     AdaKV,
     AdaKVKeyDiff,
     AdaKVKnorm,
+    AdaptiveRKV,
     AhaKV,
+    BlockEviction,
     CAKE,
     CapKV,
     CapKVStats,
@@ -316,15 +338,18 @@ using NamedPolicies = PolicyList<
     ExpectedAttention,
     ExpectedAttentionStats,
     ExternalScores,
+    FastGen,
     Finch,
     H2OCAOTE,
     H2OFastCAOTE,
     HeadKV,
     KeyDiff,
+    Keyformer,
     Knorm,
     KVCompose,
     KVComposeUnstructured,
     KVzip,
+    KVCrush,
     LagKV,
     LagKVBudget,
     Leverage,
@@ -339,6 +364,7 @@ using NamedPolicies = PolicyList<
     RocketKV,
     ScissorHands,
     SimLayerKV,
+    ThinKV,
     TOVA,
     TOVACAOTE,
     TOVAFastCAOTE,

@@ -24,12 +24,15 @@
 #include "kvevict/selection/whole_chunks.hpp"
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -129,18 +132,23 @@ struct SelectorWithAdditions {
   Base base;
   std::variant<std::monostate, HeadFloors, WholeChunks> added;
 
-  [[nodiscard]] bool chooses() const noexcept { return Selector<Base> || added.index() != 0; }
-  void choose(std::span<ScoredLane> lanes, std::size_t quota, const ScoreInput& input) const {
-    std::visit(
-        [&](const auto& selector) {
-          if constexpr (Selector<std::remove_cvref_t<decltype(selector)>>) {
-            selector.choose(lanes, quota, input);
-          } else if constexpr (Selector<Base>) {
-            base.choose(lanes, quota, input);
-          }
-        },
-        added);
+  [[nodiscard]] bool chooses() const noexcept { return kBaseChooses || added.index() != 0; }
+  template <class Signal>
+  void choose(std::span<ScoredLane> lanes, std::size_t quota, const ScoreInput& input,
+              const Signal& signal) const {
+    if (const auto* floors = std::get_if<HeadFloors>(&added)) {
+      floors->choose(lanes, quota, input);
+    } else if (const auto* chunks = std::get_if<WholeChunks>(&added)) {
+      chunks->choose(lanes, quota, input);
+    } else if constexpr (requires { base.choose(lanes, quota, input, signal); }) {
+      base.choose(lanes, quota, input, signal);
+    } else if constexpr (kBaseChooses) {
+      base.choose(lanes, quota, input);
+    }
   }
+
+ private:
+  static constexpr bool kBaseChooses = !std::same_as<Base, std::tuple<>>;
 };
 
 template <class Base>

@@ -4,6 +4,7 @@
 
 #include "kvevict/policies/adakv.hpp"
 #include "kvevict/policies/ahakv.hpp"
+#include "kvevict/policies/block_eviction.hpp"
 #include "kvevict/policies/cake.hpp"
 #include "kvevict/policies/caote.hpp"
 #include "kvevict/policies/chunkkv.hpp"
@@ -19,11 +20,13 @@
 #include "kvevict/policies/epikv_segments.hpp"
 #include "kvevict/policies/expected_attention.hpp"
 #include "kvevict/policies/external_scores.hpp"
+#include "kvevict/policies/fastgen.hpp"
 #include "kvevict/policies/finch.hpp"
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/key_geometry.hpp"
 #include "kvevict/policies/kvcompose.hpp"
+#include "kvevict/policies/keyformer.hpp"
 #include "kvevict/policies/lagkv.hpp"
 #include "kvevict/policies/laprox.hpp"
 #include "kvevict/policies/lazy_lanes.hpp"
@@ -36,6 +39,7 @@
 #include "kvevict/policies/scissorhands.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
+#include "kvevict/policies/thinkv.hpp"
 #include "kvevict/policies/tova.hpp"
 #include "kvevict/policies/value_weighted.hpp"
 #include "support/random.hpp"
@@ -152,6 +156,32 @@ kvevict::H2OOptions h2o_shared(std::size_t budget) {
 }
 kvevict::VATPOptions vatp(std::size_t budget) {
   return {.heavy = budget - 3, .recent = std::size_t{3}, .num_sink_tokens = 1};
+}
+kvevict::KeyformerOptions keyformer(std::size_t budget) {
+  return {.heavy = budget - 3, .recent = std::size_t{3}, .num_sink_tokens = 1, .generation_len = 8};
+}
+/// Heads that keep heavy and recent tokens; the toy's tokens have no labels.
+kvevict::FastGenOptions fastgen(std::size_t budget) {
+  return {.recovery = .3, .heavy = budget - 4, .recent = std::size_t{4}};
+}
+/// Blocks of two; a cut leaves the budget and the block that is being written.
+template <class Options>
+Options blocks(std::size_t budget) {
+  Options options;
+  options.budget = budget / 2 * 2;
+  options.num_sink_tokens = 2;
+  options.recent_window = 2;
+  options.block_size = 2;
+  options.observation_window = 4;
+  return options;
+}
+kvevict::ThinKVOptions thinkv(std::size_t budget) {
+  return {.budget = budget,
+          .segment_len = 4,
+          .execution_below = .05,
+          .transition_from = .3,
+          .layers = {1, 2},
+          .schedule = {3, 2, 1}};
 }
 kvevict::InertiaKVOptions inertia(std::size_t budget) {
   return {.budget = budget};
@@ -399,6 +429,13 @@ const std::vector<PolicyCase>& policy_cases() {
       case_of<kvevict::H2OFastCAOTE>("H2OFastCAOTE", h2o_shared),
       case_of<kvevict::LongFlow>("LongFlow"),
       case_of<kvevict::VATP>("VATP", vatp),
+      case_of<kvevict::Keyformer>("Keyformer", keyformer),
+      case_of<kvevict::FastGen>("FastGen", fastgen),
+      case_of<kvevict::ThinKV>("ThinKV", thinkv),
+      case_of<kvevict::BlockEviction>("BlockEviction", blocks<kvevict::BlockEviction::Options>),
+      case_of<kvevict::KVCrush>("KVCrush", blocks<kvevict::KVCrush::Options>),
+      without_count(
+          case_of<kvevict::AdaptiveRKV>("AdaptiveRKV", blocks<kvevict::AdaptiveRKV::Options>)),
       case_of<kvevict::RKV>("RKV",
                             [](std::size_t budget) {
                               return kvevict::RKVOptions{

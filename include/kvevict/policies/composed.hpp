@@ -9,6 +9,7 @@
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/step_inputs.hpp"
+#include "kvevict/core/token_label.hpp"
 #include "kvevict/core/types.hpp"
 #include "kvevict/policies/policy.hpp"
 #include "kvevict/scoring/attention_rows.hpp"
@@ -239,6 +240,14 @@ class Composed {
     if constexpr (requires { allocator_.begin(sequence); })
       allocator_.begin(sequence);
   }
+  void end_prefill(const ScoreInput& input) requires requires(Signal& signal) {
+    signal.end_prefill(input);
+  }
+  { pipeline_.signal().end_prefill(input); }
+  void observe_labels(std::span<const TokenLabel> labels) requires requires(Signal& signal) {
+    signal.observe_labels(labels);
+  }
+  { pipeline_.signal().observe_labels(labels); }
   [[nodiscard]] std::size_t wanted_rows(const Sequence& sequence, std::size_t layer) const
       requires(kAttentionUse != AttentionUse::kNone) {
     return scored_layer(layer) == layer ? pipeline_.signal().wanted_rows(sequence, layer) : 0;
@@ -289,7 +298,7 @@ class Composed {
     if constexpr (requires { selector_.chooses(); }) {
       return selector_.chooses();
     } else {
-      return Selector<Selection>;
+      return Selector<Selection, Signal>;
     }
   }
   void choose(std::span<ScoredLane> lanes, std::size_t quota,

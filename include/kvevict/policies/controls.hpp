@@ -3,6 +3,7 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
+#include "kvevict/core/counter_random.hpp"
 #include "kvevict/policies/policy.hpp"
 
 #include <cstddef>
@@ -88,22 +89,16 @@ class RandomEvictionMethod {
   }
 
   void score(const ScoreInput& input, std::size_t lane, std::span<float> out) const noexcept {
+    using detail::mix_bits;
     for (std::size_t slot = 0; slot < out.size(); ++slot) {
       const auto position = static_cast<std::uint64_t>(input.sequence.position(lane, slot));
       // 24 bits are exact in a float; ties go to the lower slot like any others.
-      out[slot] = static_cast<float>(mix(mix(options_.seed + mix(lane)) + position) >> 40U);
+      out[slot] =
+          static_cast<float>(mix_bits(mix_bits(options_.seed + mix_bits(lane)) + position) >> 40U);
     }
   }
 
  private:
-  // The finaliser of SplitMix64 (Steele, Lea, Flood 2014).
-  [[nodiscard]] static constexpr std::uint64_t mix(std::uint64_t x) noexcept {
-    x += 0x9E3779B97F4A7C15U;
-    x = (x ^ x >> 30U) * 0xBF58476D1CE4E5B9U;
-    x = (x ^ x >> 27U) * 0x94D049BB133111EBU;
-    return x ^ x >> 31U;
-  }
-
   Options options_;
 };
 

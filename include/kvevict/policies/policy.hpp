@@ -13,6 +13,7 @@
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/step_inputs.hpp"
+#include "kvevict/core/token_label.hpp"
 #include "kvevict/core/types.hpp"
 #include "kvevict/kernels/kernels.hpp"
 #include "kvevict/scoring/attention_rows.hpp"
@@ -50,6 +51,7 @@ enum class Trigger : std::uint8_t {
 /// observe_hidden(layer,
 /// rows, sequence, kernel) with wants_hidden(layer); observe_cache(input), once a step;
 /// observe_scores(layer, kv_head, scores, first_slot);
+/// observe_labels(labels); end_prefill(input), when a prompt is complete;
 /// score(input, lane, out), without which every candidate is equal; normalise(lanes, input), run
 /// over all lanes of a pool before selection; choose(lanes, quota, input), a selection of its own,
 /// with chooses() where the options say whether; added_inputs(), what the options add to
@@ -230,6 +232,23 @@ class Policy {
     counters_.non_finite += method_.observe_hidden(layer, rows, sequence_, *kernel_);
   }
 
+  /// What kind of tokens the newest ones are, at most those of the step; for policies that keep
+  /// some kinds. Does nothing for the others.
+  void observe_labels(std::span<const TokenLabel> labels) {
+    if constexpr (wants_labels()) {
+      append_implied();
+      detail::require(labels.size() <= sequence_.step_len(), kName, "labels.size()", labels.size(),
+                      "must not exceed the tokens of the step");
+      method_.observe_labels(labels);
+    }
+  }
+  /// Whether observe_labels does anything.
+  [[nodiscard]] static constexpr bool wants_labels() noexcept {
+    return requires(Method & m, std::span<const TokenLabel> labels) {
+      m.observe_labels(labels);
+    };
+  }
+
   /// The newest tokens' K and V of every layer are in the cache: once a step, for policies that
   /// score a token from its own K or V when it arrives. Does nothing for the others.
   template <KvCacheView View>
@@ -285,6 +304,8 @@ class Policy {
     check_view(ref);
     close_step();
     sequence_.note_prompt_padding(padding_of(ref.lane(0, 0)));
+    if constexpr (requires(const ScoreInput& input) { method_.end_prefill(input); })
+      method_.end_prefill(ScoreInput{ref, sequence_, *kernel_, scratch_});
     prompt_open_ = false;
     prefill_ended_ = true;
   }

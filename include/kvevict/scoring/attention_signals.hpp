@@ -138,6 +138,7 @@ class AccumulatedAttention {
       count_rows(rows, counts_.at(head / heads_per_lane));
     return columns_.observe(rows, kernel);
   }
+  [[nodiscard]] const AttentionColumns& columns() const noexcept { return columns_; }
   void score(const ScoreInput& /*input*/, LaneScores& scores) const {
     detail::load_columns(columns_, 0, scores.seq_len(), scores);
     if (counts_.arrays_per_lane() == 0)

@@ -8,10 +8,10 @@
 #include "kvevict/scoring/lane_scores.hpp"
 #include "kvevict/scoring/row_blocks.hpp"
 #include "kvevict/scoring/score_input.hpp"
+#include "kvevict/scoring/unit_key.hpp"
 #include "kvevict/scoring/weighted_rows.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <span>
 #include <vector>
@@ -106,15 +106,6 @@ struct LessRedundancy {
   }
   [[nodiscard]] static bool is_valid(const Lane& lane, std::size_t slot) noexcept {
     return lane.valid.empty() || lane.valid[slot] != 0;
-  }
-  static void to_unit(const float* key, bool valid, std::span<float> unit) noexcept {
-    constexpr double kEpsilon = 1e-8;
-    double squares = 0.0;
-    for (std::size_t c = 0; c < unit.size(); ++c)
-      squares += static_cast<double>(key[c]) * static_cast<double>(key[c]);
-    const auto factor = static_cast<float>(1.0 / (std::sqrt(squares) + kEpsilon));
-    for (std::size_t c = 0; c < unit.size(); ++c)
-      unit[c] = valid && std::isfinite(squares) ? key[c] * factor : 0.0F;
   }
 };
 

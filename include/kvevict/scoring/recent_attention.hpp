@@ -13,6 +13,7 @@
 #include "kvevict/scoring/observation_window.hpp"
 #include "kvevict/scoring/recent_rows.hpp"
 #include "kvevict/scoring/score_input.hpp"
+#include "kvevict/scoring/sharpened_row.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -116,6 +117,56 @@ class PeakLogitAttention {
   RecentRows rows_;
 };
 
+/// The newest `window` rows over all slots, mean over the group and over the rows. A row that never
+/// came counts as 0; one that lost tokens since keeps what it gave to the others.
+class RecentMeanAttention {
+ public:
+  static constexpr Inputs kRequiredInputs = Inputs::kAttention;
+  static constexpr AttentionUse kAttentionUse = AttentionUse::kLastRow;
+
+  /// Throws InvalidArgument, naming `where`, for a window of 0.
+  RecentMeanAttention(std::string_view where, const CacheShape& shape, std::size_t window)
+      : rows_((detail::require(window > 0, where, "observation_window", window, "must be > 0"),
+               RecentRows(shape, window))) {}
+
+  [[nodiscard]] auto state() noexcept { return std::tie(rows_); }
+
+  [[nodiscard]] std::size_t wanted_rows(const Sequence& sequence,
+                                        std::size_t /*layer*/) const noexcept {
+    return recent_rows_wanted(sequence, rows_.window());
+  }
+  std::size_t observe_rows(const GroupRows& rows, const Sequence& /*sequence*/,
+                           const kernels::KernelSet& kernel) {
+    std::size_t non_finite = 0;
+    for (std::size_t r = 0; r < rows.num_rows; ++r) {
+      const std::span<float> mean =
+          rows_.of(rows.layer, rows.kv_head, rows.first_position + r).first(rows.visible(r));
+      std::fill(mean.begin(), mean.end(), 0.0F);
+      for (std::size_t h = 0; h < rows.group_size; ++h) {
+        non_finite += kernel.add(1.0F / static_cast<float>(rows.group_size), rows.row(h, r),
+                                 mean.size(), mean.data());
+      }
+    }
+    return non_finite;
+  }
+  void score(const ScoreInput& input, LaneScores& scores) const {
+    scores.start(0, scores.seq_len(), 1);
+    for (std::size_t head = 0; head < scores.num_heads(); ++head) {
+      const std::span<float> mean = scores.array(head);
+      std::fill(mean.begin(), mean.end(), 0.0F);
+      for (std::size_t i = 0; i < rows_.window(); ++i) {
+        input.kernel.add(1.0F / static_cast<float>(rows_.window()),
+                         rows_.of_index(scores.layer(head), scores.kv_head(head), i).data(),
+                         mean.size(), mean.data());
+      }
+      scores.clear_invalid(head);
+    }
+  }
+
+ private:
+  RecentRows rows_;
+};
+
 /// The newest `window` rows with a gain that grows with the length of the sequence, summed (AhaKV):
 /// a row's logits q.k are scaled by sqrt(2 ln(i / k) / d) in the place of 1 / sqrt(d), where i is
 /// the number of tokens up to its own and k the budget, so that its entropy does not grow with i;
@@ -156,12 +207,10 @@ class StepGainAttention {
       const auto gain = static_cast<float>(std::sqrt(2.0 * std::log(ratio)));
       sharpened_.resize(std::max(sharpened_.size(), mean.size()));
       for (std::size_t h = 0; h < rows.group_size; ++h) {
-        non_finite += sharpen(gain, {rows.row(h, r), mean.size()}, kernel);
-        const double sum = kernel.sum(sharpened_.data(), mean.size());
-        if (sum > 0.0) {
-          kernel.add(static_cast<float>(1.0 / sum / static_cast<double>(rows.group_size)),
-                     sharpened_.data(), mean.size(), mean.data());
-        }
+        const std::span<float> row(sharpened_.data(), mean.size());
+        std::copy_n(rows.row(h, r), row.size(), row.begin());
+        non_finite += sharpen(gain, kernel, row);
+        kernel.add(1.0F / static_cast<float>(rows.group_size), row.data(), row.size(), mean.data());
       }
     }
     return non_finite;
@@ -180,18 +229,6 @@ class StepGainAttention {
   }
 
  private:
-  // (a / max a)^gain; an entry that is not finite counts as 0. Returns how many there were.
-  std::size_t sharpen(float gain, std::span<const float> row, const kernels::KernelSet& kernel) {
-    const float largest = kernel.max_value(row.data(), row.size());
-    std::size_t non_finite = 0;
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      const bool usable = std::isfinite(row[i]);
-      non_finite += usable ? 0 : 1;
-      sharpened_[i] = usable && row[i] > 0.0F ? std::pow(row[i] / largest, gain) : 0.0F;
-    }
-    return non_finite;
-  }
-
   std::size_t budget_;
   RecentRows rows_;
   std::vector<float> sharpened_;

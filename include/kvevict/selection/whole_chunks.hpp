@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -43,6 +44,26 @@ struct ChunkOptions {
   }
 };
 
+namespace detail {
+
+[[nodiscard]] inline bool has_bit(std::span<const std::uint64_t> bits, std::size_t slot) noexcept {
+  return (bits[slot / 64] >> (slot % 64) & 1U) != 0;
+}
+
+/// Calls visit(first, last) with the slots of each chunk of `chunk_len` valid tokens of a lane,
+/// counted from its first valid slot. A slot is valid that competes or was chosen.
+template <class Visit>
+void for_each_chunk(const ScoredLane& lane, std::size_t chunk_len, Visit&& visit) {
+  for (std::size_t slot = 0; slot < lane.scores.size();) {
+    const std::size_t first = slot;
+    for (std::size_t tokens = 0; tokens < chunk_len && slot < lane.scores.size(); ++slot)
+      tokens += has_bit(lane.candidates, slot) || has_bit(lane.keep, slot) ? 1 : 0;
+    visit(first, slot);
+  }
+}
+
+}  // namespace detail
+
 /// Chunks of tokens, cut from the first valid slot of each lane, stay or go as a whole: the best
 /// ones in turn, until the next does not fit in what the lane may keep. Equal ones: the earlier
 /// first. A token that is protected stays whatever becomes of its chunk and has no part in its
@@ -55,6 +76,13 @@ class WholeChunks {
   /// Of lanes that compete, each chunk stands alone: chunks do not reach over lanes.
   template <class Input>
   void choose(std::span<ScoredLane> lanes, std::size_t quota, const Input& /*input*/) const {
+    if (take_best(lanes, quota, 1.0) == 0 || options_.fill_rest)
+      select_top_k(lanes, quota);
+  }
+  /// Takes the best chunks in turn until one does not fit in `quota`, which loses what they need,
+  /// or, if `mass` < 1, until they hold that share of the scores of all candidates; returns how
+  /// many it took. Scores are >= 0 where there is a mass; what is not finite has none.
+  std::size_t take_best(std::span<ScoredLane> lanes, std::size_t& quota, double mass) const {
     find_chunks(lanes);
     std::sort(chunks_.begin(), chunks_.end(), [](const Chunk& a, const Chunk& b) {
       if (a.newest_share != b.newest_share)
@@ -63,16 +91,20 @@ class WholeChunks {
         return a.key > b.key;
       return std::pair{a.lane, a.first} < std::pair{b.lane, b.first};
     });
-    bool took_any = false;
+    double all = 0.0;
+    for (const Chunk& chunk : chunks_)
+      all += chunk.mass;
+    std::size_t taken = 0;
+    double held = 0.0;
     for (const Chunk& chunk : chunks_) {
-      if (chunk.num_candidates > quota)
+      if (chunk.num_candidates > quota || (mass < 1.0 && held >= mass * all))
         break;
+      held += chunk.mass;
+      ++taken;
       quota -= detail::SlotTaker(lanes[chunk.lane].keep, lanes[chunk.lane].candidates)
                    .take(chunk.first, chunk.last);
-      took_any = true;
     }
-    if (options_.fill_rest || !took_any)
-      select_top_k(lanes, quota);
+    return taken;
   }
 
  private:
@@ -82,6 +114,7 @@ class WholeChunks {
     std::size_t last = 0;
     std::size_t num_candidates = 0;
     double newest_share = 0;
+    double mass = 0;
     std::uint32_t key = 0;  // of its score
   };
 
@@ -89,35 +122,30 @@ class WholeChunks {
     chunks_.clear();
     for (std::size_t l = 0; l < lanes.size(); ++l) {
       const ScoredLane& lane = lanes[l];
-      const auto bit = [](std::span<const std::uint64_t> bits, std::size_t slot) {
-        return (bits[slot / 64] >> (slot % 64) & 1U) != 0;
-      };
       std::size_t older = detail::count_bits(lane.candidates);
       older -= std::min(older, options_.best_newest);
-      for (std::size_t slot = 0; slot < lane.scores.size();) {
-        Chunk chunk{.lane = l, .first = slot};
+      detail::for_each_chunk(lane, options_.chunk_len, [&](std::size_t first, std::size_t last) {
+        Chunk chunk{.lane = l, .first = first, .last = last};
         std::size_t num_newest = 0;
         double sum = 0.0;
-        for (std::size_t tokens = 0; tokens < options_.chunk_len && slot < lane.scores.size();
-             ++slot) {
-          const bool candidate = bit(lane.candidates, slot);
-          tokens += candidate || bit(lane.keep, slot) ? 1 : 0;
-          if (!candidate)
+        for (std::size_t slot = first; slot < last; ++slot) {
+          if (!detail::has_bit(lane.candidates, slot))
             continue;
           ++chunk.num_candidates;
           num_newest += older == 0 ? 1 : 0;
           older -= older > 0 ? 1 : 0;
-          sum += static_cast<double>(lane.scores[slot]);
+          const auto score = static_cast<double>(lane.scores[slot]);
+          sum += score;
+          chunk.mass += std::isfinite(score) ? score : 0.0;
         }
         if (chunk.num_candidates == 0)
-          continue;
+          return;
         const auto count = static_cast<double>(chunk.num_candidates);
-        chunk.last = slot;
         chunk.newest_share = static_cast<double>(num_newest) / count;
         chunk.key = kernels::order_key(
             static_cast<float>(options_.score == ChunkScore::kMean ? sum / count : sum));
         chunks_.push_back(chunk);
-      }
+      });
     }
   }
 

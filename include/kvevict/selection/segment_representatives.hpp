@@ -1,0 +1,73 @@
+#ifndef KVEVICT_SELECTION_SEGMENT_REPRESENTATIVES_HPP_
+#define KVEVICT_SELECTION_SEGMENT_REPRESENTATIVES_HPP_
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/scored_lane.hpp"
+#include "kvevict/core/types.hpp"
+#include "kvevict/selection/slot_bits.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+KVEVICT_NAMESPACE_BEGIN
+
+/// Of each segment as many tokens stay as its share says (ThoughtSegments::shares): of the one that
+/// is being written the newest, of the others those that clusters.choose(input, lane, slots, count,
+/// take) takes.
+template <class Clusters>
+class SegmentRepresentatives {
+ public:
+  static constexpr Inputs kRequiredInputs = Clusters::kRequiredInputs;
+
+  SegmentRepresentatives(std::size_t budget, Clusters clusters)
+      : budget_(budget), clusters_(std::move(clusters)) {}
+
+  template <class Input, class Segments>
+  void choose(std::span<ScoredLane> lanes, std::size_t quota, const Input& input,
+              const Segments& segments) const {
+    for (ScoredLane& lane : lanes) {
+      detail::SlotTaker taker(lane.keep, lane.candidates);
+      for (const auto& share : segments.shares(input.sequence, lane.lane, budget_)) {
+        // Pinned tokens are part of the share.
+        const std::size_t held = find_candidates(lane, share.first, share.last);
+        const std::size_t count =
+            std::min({share.count - std::min(share.count, held), slots_.size(), quota});
+        quota -= count;
+        if (count == slots_.size()) {
+          taker.take(share.first, share.last);
+        } else if (share.open) {
+          for (std::size_t i = slots_.size() - count; i < slots_.size(); ++i)
+            taker.take(slots_[i], slots_[i] + 1);
+        } else if (count > 0) {
+          clusters_.choose(input, lane.lane, slots_, count,
+                           [&](std::size_t slot) { taker.take(slot, slot + 1); });
+        }
+      }
+    }
+  }
+
+ private:
+  // Returns how many others stay already.
+  std::size_t find_candidates(const ScoredLane& lane, std::size_t first, std::size_t last) const {
+    std::size_t held = 0;
+    slots_.clear();
+    for (std::size_t slot = first; slot < last; ++slot) {
+      if ((lane.candidates[slot / 64] >> (slot % 64) & 1U) != 0)
+        slots_.push_back(static_cast<std::uint32_t>(slot));
+      held += lane.keep[slot / 64] >> (slot % 64) & 1U;
+    }
+    return held;
+  }
+
+  std::size_t budget_;
+  Clusters clusters_;
+  mutable std::vector<std::uint32_t> slots_;  // memory that is kept between calls
+};
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_SELECTION_SEGMENT_REPRESENTATIVES_HPP_
