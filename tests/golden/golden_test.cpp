@@ -37,6 +37,7 @@ const std::map<std::string, GoldenDriver>& drivers() {
       {"chunkkv", run_chunkkv},
       {"compactor", run_compactor},
       {"cur", run_cur},
+      {"decoding", run_decoding},
       {"ema", run_ema},
       {"epikv", run_epikv},
       {"expected_attention", run_expected_attention},

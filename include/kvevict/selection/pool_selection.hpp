@@ -42,10 +42,12 @@ namespace detail {
   return len + sequence.num_evicted(lane);
 }
 
-/// Whether a pool holds more than its lanes may keep together. Looks at lengths only: where slots
-/// are protected on top of the budget or beyond it, a selection may still keep all.
+/// Whether a pool holds more than its lanes may keep together, and `slack` more of each lane. Looks
+/// at lengths only: where slots are protected on top of the budget or beyond it, a selection may
+/// still keep all.
 [[nodiscard]] inline bool exceeds_budget(const Sequence& sequence, const Allocation& allocation,
-                                         const Protection& protection) noexcept {
+                                         const Protection& protection,
+                                         std::size_t slack = 0) noexcept {
   const CacheShape& shape = sequence.shape();
   const std::size_t num_lanes = sequence.num_lanes();
   const std::size_t pools = allocation.num_pools(shape, num_lanes);
@@ -56,8 +58,9 @@ namespace detail {
       const std::size_t len =
           protection.after_prompt ? len_without_decode(sequence, lane) : sequence.seq_len(lane);
       held += len;
-      quota = saturating_add(
-          quota, allocation.lane_budget(shape, lane, len_with_evicted(sequence, lane, len)));
+      const std::size_t budget =
+          allocation.lane_budget(shape, lane, len_with_evicted(sequence, lane, len));
+      quota = saturating_add(quota, saturating_add(budget, slack));
     }
     if (held > quota)
       return true;
