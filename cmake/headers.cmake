@@ -46,6 +46,7 @@ set(KVEVICT_HEADERS
     include/kvevict/kvevict.hpp
     include/kvevict/option_text.hpp
     include/kvevict/policies/adakv.hpp
+    include/kvevict/policies/aggregated.hpp
     include/kvevict/policies/ahakv.hpp
     include/kvevict/policies/cake.hpp
     include/kvevict/policies/caote.hpp
@@ -55,6 +56,7 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/controls.hpp
     include/kvevict/policies/criticalkv.hpp
     include/kvevict/policies/curdkv.hpp
+    include/kvevict/policies/dms.hpp
     include/kvevict/policies/epikv.hpp
     include/kvevict/policies/epikv_attention.hpp
     include/kvevict/policies/epikv_key_value.hpp
@@ -148,6 +150,7 @@ set(KVEVICT_HEADERS
     include/kvevict/temporal/late_scores.hpp
     include/kvevict/temporal/rolling_window.hpp
     include/kvevict/temporal/running_scores.hpp
+    include/kvevict/temporal/scores_over_steps.hpp
     include/kvevict/temporal/step_sum.hpp
     include/kvevict/version.hpp
     include/kvevict/views/compact.hpp

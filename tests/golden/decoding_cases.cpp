@@ -2,6 +2,7 @@
 #include "golden/window_prompt.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/keep_mask.hpp"
+#include "kvevict/policies/dms.hpp"
 #include "kvevict/policies/key_geometry.hpp"
 #include "policies/window_cache.hpp"
 #include "support/golden.hpp"
@@ -13,7 +14,7 @@
 #include <type_traits>
 #include <vector>
 
-// Cases of `text policy decoding`: caches that are cut while tokens are decoded.
+// Cases of `text policy decoding` and `dms`: caches that are cut while tokens are decoded.
 namespace kvevict_test {
 namespace {
 
@@ -130,6 +131,63 @@ void run_decoding(const GoldenCase& golden, GoldenReport& report) {
       run_both<Prefill, Decode>(golden, report, golden.real("prefill_ratio"));
     });
   });
+}
+
+void run_dms(const GoldenCase& golden, GoldenReport& report) {
+  if (golden.has("base") && golden.text("base") != "knorm")
+    throw std::runtime_error("no base " + golden.text("base"));
+  const bool whole_run = golden.has("decoding") && golden.count("decoding") != 0;
+  kvevict::DMSKnorm::Options options;
+  options.recent_window = golden.count("sliding_window_size");
+  options.threshold = static_cast<float>(golden.real("threshold"));
+  options.only_at_prefill_end = !whole_run;
+  const std::size_t len = golden.count("n_prefill");
+  // A prompt that comes in pieces, cut in between or not, ends the same.
+  for (const std::size_t chunk : {len, std::size_t{9}}) {
+    Decoder decoder(golden);
+    WindowCache& cache = decoder.cache();
+    kvevict::DMSKnorm policy(options, decoder.shape());
+    const auto compare = [&](const std::string& record, std::size_t length) {
+      if (!golden.has(record))
+        return;
+      std::vector<int> keep(decoder.shape().num_kv_heads * length);
+      for (std::size_t head = 0; head < decoder.shape().num_kv_heads; ++head) {
+        for (std::size_t slot = 0; slot < policy.sequence().seq_len(head); ++slot) {
+          keep[head * length + static_cast<std::size_t>(policy.sequence().position(head, slot))] =
+              1;
+        }
+      }
+      report.equal(record, golden.tensor(record).values, keep);
+    };
+    const auto cut = [&] {
+      if (!policy.should_evict())
+        return;
+      const kvevict::KeepMask mask = policy.select(cache.view());
+      report.is_true("nothing goes though should_evict said so", mask.total_evicted() > 0);
+      cache.evict(mask);
+      policy.apply(mask);
+    };
+    policy.begin(len);
+    for (std::size_t done = 0; done < len;) {
+      const std::size_t count = std::min(chunk, len - done);
+      policy.append(count);
+      decoder.write(count);
+      policy.observe_cache(cache.view());
+      done += count;
+      if (done < len)
+        cut();
+    }
+    policy.end_prefill(cache.view());
+    cut();
+    compare("keep.a", len);
+    for (std::size_t step = len; step < decoder.num_tokens(); ++step) {
+      policy.append(1);
+      decoder.write(1);
+      policy.observe_cache(cache.view());
+      cut();
+    }
+    compare("keep.b", decoder.num_tokens());
+  }
 }
 
 }  // namespace kvevict_test

@@ -38,6 +38,7 @@ const std::map<std::string, GoldenDriver>& drivers() {
       {"compactor", run_compactor},
       {"cur", run_cur},
       {"decoding", run_decoding},
+      {"dms", run_dms},
       {"ema", run_ema},
       {"epikv", run_epikv},
       {"expected_attention", run_expected_attention},

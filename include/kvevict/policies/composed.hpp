@@ -222,6 +222,17 @@ class Composed {
       return allocator_.allocation(sequence);
     }
   }
+  [[nodiscard]] bool below_threshold(const Sequence& sequence) const noexcept {
+    const Allocation given = allocation(sequence);
+    if constexpr (requires {
+                    pipeline_.signal().any_below(sequence, given.threshold, protection(sequence));
+                  }) {
+      return given.has_threshold() &&
+             pipeline_.signal().any_below(sequence, given.threshold, protection(sequence));
+    } else {
+      return given.has_threshold();  // no score is known before a selection
+    }
+  }
   [[nodiscard]] auto state() noexcept {
     if constexpr (requires { allocator_.state(); }) {
       return std::tuple_cat(pipeline_.signal().state(), allocator_.state());

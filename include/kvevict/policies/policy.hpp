@@ -61,7 +61,8 @@ struct CutSchedule {
 /// rows, sequence, kernel) with wants_hidden(layer); observe_cache(input), once a step;
 /// score(input, lane, out), without which every candidate is equal; normalise(lanes, input), run
 /// over all lanes of a pool before selection; choose(lanes, quota, input), a selection of its own;
-/// schedule(), a CutSchedule.
+/// schedule(), a CutSchedule; below_threshold(sequence), whether a token may have to go for its
+/// score alone, of methods whose allocation has a threshold.
 /// The observe members return how many samples were not finite.
 template <class Method>
 concept PolicyMethod = requires(Method& method, const Method& constant, const Sequence& sequence) {
@@ -269,8 +270,10 @@ class Policy {
   /// schedule, if it has one, are used up. Cheap; needs no view. Where protected entries alone
   /// exceed the budget, select may then find nothing to evict.
   [[nodiscard]] bool should_evict() const {
-    return triggered() && detail::exceeds_budget(sequence_, allocation(),
-                                                 method_.protection(sequence_), schedule().slack);
+    return triggered() &&
+           (detail::exceeds_budget(sequence_, allocation(), method_.protection(sequence_),
+                                   schedule().slack) ||
+            below_threshold());
   }
 
   /// What to keep, to be executed after every layer of the step attended. Changes nothing but
@@ -399,6 +402,14 @@ class Policy {
       return method_.schedule();
     } else {
       return {};
+    }
+  }
+  // Whether something may have to go for its score alone.
+  [[nodiscard]] bool below_threshold() const noexcept {
+    if constexpr (requires { method_.below_threshold(sequence_); }) {
+      return method_.below_threshold(sequence_);
+    } else {
+      return method_.allocation(sequence_).has_threshold();
     }
   }
   // Tokens behind the newest prompt; 0 inside it.

@@ -44,11 +44,12 @@ struct KeyNorm {
   [[nodiscard]] std::tuple<> state() const noexcept { return {}; }
 
   void score(const ScoreInput& input, LaneScores& scores) const {
-    scores.start(0, scores.seq_len(), 1);
+    scores.start(scores.first_wanted(), scores.seq_len(), 1);
     for (std::size_t head = 0; head < scores.num_heads(); ++head) {
       const std::span<float> norms = scores.array(head);
-      row_norms(scores.cache(head).keys, input.sequence.shape().head_dim, 0, norms.size(),
-                input.kernel, input.scratch.vector(LaneScores::kFirstFree), norms);
+      row_norms(scores.cache(head).keys, input.sequence.shape().head_dim, scores.first(),
+                scores.seq_len(), input.kernel, input.scratch.vector(LaneScores::kFirstFree),
+                norms);
       input.kernel.scale(-1.0F, norms.size(), norms.data());
     }
   }

@@ -171,16 +171,25 @@ class PoolSelection {
       word += keep.size();
       slot += mask_.lane_len(l);
     }
+    const auto score_lanes = [&] {
+      for (ScoredLane& lane : lanes_) {
+        score(lane);
+        report_.non_finite += detail::count_non_finite(lane);
+      }
+    };
+    if (allocation.has_threshold() && num_candidates > 0) {
+      score_lanes();
+      for (ScoredLane& lane : lanes_)
+        num_candidates -= drop_below(allocation.threshold, lane);
+    }
     if (held + num_candidates > quota)
       quota -= std::min(quota, allocation.headroom * num_lanes);
     if (held > quota)
       report_.budget_not_reached = true;
     quota = quota > held ? quota - held : 0;
     if (quota > 0 && quota < num_candidates) {
-      for (ScoredLane& lane : lanes_) {
-        score(lane);
-        report_.non_finite += detail::count_non_finite(lane);
-      }
+      if (!allocation.has_threshold())
+        score_lanes();
       normalise(lanes_);
       if (choose)
         return choose(lanes_, quota);
@@ -255,6 +264,18 @@ class PoolSelection {
     counted += newest + taker.take_oldest(end, protection.num_sink_tokens, room - newest);
     report_.protected_entries += counted + num_extra;
     return {lane_budget, counted};
+  }
+
+  // Takes candidates away that are not at least the threshold; returns how many.
+  static std::size_t drop_below(float threshold, ScoredLane& lane) noexcept {
+    std::size_t dropped = 0;
+    detail::for_each_bit(lane.candidates, [&](std::size_t slot) {
+      if (!(lane.scores[slot] >= threshold)) {
+        lane.candidates[slot / 64] &= ~(std::uint64_t{1} << (slot % 64));
+        ++dropped;
+      }
+    });
+    return dropped;
   }
 
   // Gives every lane its minimum first (rule R15); returns how much of the quota that took.
