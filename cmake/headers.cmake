@@ -3,6 +3,7 @@ set(KVEVICT_HEADERS
     include/kvevict/allocation/allocation.hpp
     include/kvevict/allocation/apportion.hpp
     include/kvevict/allocation/budget_tables.hpp
+    include/kvevict/allocation/chunk_shares.hpp
     include/kvevict/allocation/first_prompt.hpp
     include/kvevict/allocation/heavy_and_recent.hpp
     include/kvevict/allocation/lag_budgets.hpp
@@ -57,6 +58,7 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/criticalkv.hpp
     include/kvevict/policies/curdkv.hpp
     include/kvevict/policies/dms.hpp
+    include/kvevict/policies/entropy_gated_chunkkv.hpp
     include/kvevict/policies/epikv.hpp
     include/kvevict/policies/epikv_attention.hpp
     include/kvevict/policies/epikv_key_value.hpp
@@ -132,6 +134,8 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/weighted_rows.hpp
     include/kvevict/scoring/window_moments.hpp
     include/kvevict/scoring/window_vote.hpp
+    include/kvevict/selection/chunk_quotas.hpp
+    include/kvevict/selection/entropy_gated_chunks.hpp
     include/kvevict/selection/equal_quotas.hpp
     include/kvevict/selection/head_floors.hpp
     include/kvevict/selection/partition_quotas.hpp
@@ -139,6 +143,7 @@ set(KVEVICT_HEADERS
     include/kvevict/selection/segment_caps.hpp
     include/kvevict/selection/slot_bits.hpp
     include/kvevict/selection/streaming_top_k.hpp
+    include/kvevict/selection/stretch_top_k.hpp
     include/kvevict/selection/top_k.hpp
     include/kvevict/selection/two_stage.hpp
     include/kvevict/selection/whole_chunks.hpp

@@ -27,6 +27,7 @@ void run_cur(const GoldenCase& golden, GoldenReport& report);
 void run_decoding(const GoldenCase& golden, GoldenReport& report);
 void run_dms(const GoldenCase& golden, GoldenReport& report);
 void run_ema(const GoldenCase& golden, GoldenReport& report);
+void run_entropy_gated_chunkkv(const GoldenCase& golden, GoldenReport& report);
 void run_epikv(const GoldenCase& golden, GoldenReport& report);
 void run_expected_attention(const GoldenCase& golden, GoldenReport& report);
 void run_finch(const GoldenCase& golden, GoldenReport& report);

@@ -40,6 +40,7 @@ const std::map<std::string, GoldenDriver>& drivers() {
       {"decoding", run_decoding},
       {"dms", run_dms},
       {"ema", run_ema},
+      {"entropy_gated_chunkkv", run_entropy_gated_chunkkv},
       {"epikv", run_epikv},
       {"expected_attention", run_expected_attention},
       {"finch", run_finch},

@@ -25,6 +25,22 @@ namespace detail {
   return count;
 }
 
+/// Word w of `bits`, without what lies outside slots [first, last).
+[[nodiscard]] inline std::uint64_t word_of_range(std::span<const std::uint64_t> bits, std::size_t w,
+                                                 std::size_t first, std::size_t last) noexcept {
+  const std::size_t start = w * 64;
+  if (start >= last)
+    return 0;
+  return bits[w] & lowest_bits(last - start) & ~lowest_bits(first > start ? first - start : 0);
+}
+[[nodiscard]] inline std::size_t count_bits(std::span<const std::uint64_t> bits, std::size_t first,
+                                            std::size_t last) noexcept {
+  std::size_t count = 0;
+  for (std::size_t w = first / 64; w * 64 < last; ++w)
+    count += static_cast<std::size_t>(std::popcount(word_of_range(bits, w, first, last)));
+  return count;
+}
+
 template <class Visit>
 void for_each_bit(std::span<const std::uint64_t> bits, Visit&& visit) {
   for (std::size_t w = 0; w < bits.size(); ++w) {

@@ -30,6 +30,24 @@ enum class ChunkScore : std::uint8_t {
       {{"sum", ChunkScore::kSum}, {"mean", ChunkScore::kMean}}};
 }
 
+namespace detail {
+
+/// Cuts a lane into chunks of `chunk_len` valid slots from its first one on; the last may be short.
+/// visit(first, last): slots, those that are not valid between them too.
+template <class Visit>
+void for_each_chunk(const ScoredLane& lane, std::size_t chunk_len, Visit&& visit) {
+  for (std::size_t slot = 0; slot < lane.scores.size();) {
+    const std::size_t first = slot;
+    for (std::size_t tokens = 0; tokens < chunk_len && slot < lane.scores.size(); ++slot) {
+      const std::uint64_t valid = lane.candidates[slot / 64] | lane.keep[slot / 64];
+      tokens += static_cast<std::size_t>(valid >> (slot % 64) & 1U);
+    }
+    visit(first, slot);
+  }
+}
+
+}  // namespace detail
+
 struct ChunkOptions {
   std::size_t chunk_len = 10;  ///< valid tokens in a row that stay or go together, > 0
   ChunkScore score = ChunkScore::kSum;
@@ -89,20 +107,14 @@ class WholeChunks {
     chunks_.clear();
     for (std::size_t l = 0; l < lanes.size(); ++l) {
       const ScoredLane& lane = lanes[l];
-      const auto bit = [](std::span<const std::uint64_t> bits, std::size_t slot) {
-        return (bits[slot / 64] >> (slot % 64) & 1U) != 0;
-      };
       std::size_t older = detail::count_bits(lane.candidates);
       older -= std::min(older, options_.best_newest);
-      for (std::size_t slot = 0; slot < lane.scores.size();) {
-        Chunk chunk{.lane = l, .first = slot};
+      detail::for_each_chunk(lane, options_.chunk_len, [&](std::size_t first, std::size_t last) {
+        Chunk chunk{.lane = l, .first = first, .last = last};
         std::size_t num_newest = 0;
         double sum = 0.0;
-        for (std::size_t tokens = 0; tokens < options_.chunk_len && slot < lane.scores.size();
-             ++slot) {
-          const bool candidate = bit(lane.candidates, slot);
-          tokens += candidate || bit(lane.keep, slot) ? 1 : 0;
-          if (!candidate)
+        for (std::size_t slot = first; slot < last; ++slot) {
+          if ((lane.candidates[slot / 64] >> (slot % 64) & 1U) == 0)
             continue;
           ++chunk.num_candidates;
           num_newest += older == 0 ? 1 : 0;
@@ -110,14 +122,13 @@ class WholeChunks {
           sum += static_cast<double>(lane.scores[slot]);
         }
         if (chunk.num_candidates == 0)
-          continue;
+          return;
         const auto count = static_cast<double>(chunk.num_candidates);
-        chunk.last = slot;
         chunk.newest_share = static_cast<double>(num_newest) / count;
         chunk.key = kernels::order_key(
             static_cast<float>(options_.score == ChunkScore::kMean ? sum / count : sum));
         chunks_.push_back(chunk);
-      }
+      });
     }
   }
 
