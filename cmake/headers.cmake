@@ -160,5 +160,6 @@ set(KVEVICT_HEADERS
     include/kvevict/version.hpp
     include/kvevict/views/compact.hpp
     include/kvevict/views/contiguous_view.hpp
+    include/kvevict/views/merge_values.hpp
     include/kvevict/views/paged_view.hpp
     include/kvevict/views/ragged_view.hpp)

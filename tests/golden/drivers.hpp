@@ -40,6 +40,7 @@ void run_knorm(const GoldenCase& golden, GoldenReport& report);
 void run_lagkv(const GoldenCase& golden, GoldenReport& report);
 void run_laprox(const GoldenCase& golden, GoldenReport& report);
 void run_lukv(const GoldenCase& golden, GoldenReport& report);
+void run_merging(const GoldenCase& golden, GoldenReport& report);
 void run_per_layer(const GoldenCase& golden, GoldenReport& report);
 void run_pyramidkv(const GoldenCase& golden, GoldenReport& report);
 void run_pyramidkv_budgets(const GoldenCase& golden, GoldenReport& report);

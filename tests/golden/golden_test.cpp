@@ -53,6 +53,7 @@ const std::map<std::string, GoldenDriver>& drivers() {
       {"lagkv", run_lagkv},
       {"laprox", run_laprox},
       {"lukv", run_lukv},
+      {"merging", run_merging},
       {"per_layer", run_per_layer},
       {"pyramidkv", run_pyramidkv},
       {"pyramidkv_budgets", run_pyramidkv_budgets},
