@@ -14,6 +14,7 @@
 #include "kvevict/kernels/kernels.hpp"
 #include "kvevict/option_text.hpp"
 #include "kvevict/policies/adakv.hpp"
+#include "kvevict/policies/aggregated.hpp"
 #include "kvevict/policies/ahakv.hpp"
 #include "kvevict/policies/cake.hpp"
 #include "kvevict/policies/caote.hpp"
@@ -22,6 +23,8 @@
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/criticalkv.hpp"
 #include "kvevict/policies/curdkv.hpp"
+#include "kvevict/policies/dms.hpp"
+#include "kvevict/policies/entropy_gated_chunkkv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
 #include "kvevict/policies/epikv_key_value.hpp"
@@ -253,6 +256,7 @@ using NamedPolicies = PolicyList<
     AdaKV,
     AdaKVKeyDiff,
     AdaKVKnorm,
+    AggregatedKeyDiff,
     AhaKV,
     CAKE,
     CapKV,
@@ -262,7 +266,10 @@ using NamedPolicies = PolicyList<
     CriticalAdaKV,
     CriticalKV,
     CurDKV,
+    DMSKnorm,
+    DMSQFilters,
     DuoAttention,
+    EntropyGatedChunkKV,
     EvolKV,
     ExpectedAttention,
     ExpectedAttentionStats,
@@ -277,6 +284,7 @@ using NamedPolicies = PolicyList<
     Leverage,
     LongFlow,
     LUKVKnorm,
+    MeanCentredNorm,
     NonCausal,
     PerLayerKnorm,
     PyramidKV,
