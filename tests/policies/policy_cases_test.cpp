@@ -86,6 +86,10 @@ PolicyCase grows(PolicyCase policy) {
   policy.grows = true;
   return policy;
 }
+PolicyCase samples_steps(PolicyCase policy) {
+  policy.samples_steps = true;
+  return policy;
+}
 /// Scaled values that are not finite are 0 in Lag-KV, so no score is NaN.
 kvevict::EpiKVLagOptions lag(std::size_t budget) {
   return {.budget = budget, .chunk_len = 4};
@@ -276,10 +280,12 @@ kvevict::DMSKnorm::Options dms(std::size_t budget) {
   options.recent_window = 2;
   return options;
 }
-/// About half of the tokens are below it.
+/// Many tokens are below it, unless the budget is to hold all.
 kvevict::DMSKnorm::Options dms_threshold(std::size_t budget) {
   kvevict::DMSKnorm::Options options = dms(budget);
-  options.threshold = -1.5F;
+  options.recent_window = 3;
+  if (budget < 40)
+    options.threshold = -1.5F;
   return options;
 }
 kvevict::AggregatedKeyDiff::Options lifetime_mean(std::size_t budget) {
@@ -444,8 +450,9 @@ const std::vector<PolicyCase>& policy_cases() {
                                                              .observation_window = 4};
                               }),
       grows(case_of<kvevict::Finch>("FinchChunks", finch_chunks)),
-      case_of<kvevict::AggregatedKeyDiff>("AggregatedKeyDiff"),
-      case_of<kvevict::AggregatedKeyDiff>("AggregatedKeyDiffLifetimeMean", lifetime_mean),
+      samples_steps(case_of<kvevict::AggregatedKeyDiff>("AggregatedKeyDiff")),
+      samples_steps(
+          case_of<kvevict::AggregatedKeyDiff>("AggregatedKeyDiffLifetimeMean", lifetime_mean)),
       case_of<kvevict::DMSKnorm>("DMSKnorm", dms),
       cuts_deeper(case_of<kvevict::DMSKnorm>("DMSKnormThreshold", dms_threshold)),
       case_of<kvevict::EntropyGatedChunkKV>("EntropyGatedChunkKV", entropy_gated),

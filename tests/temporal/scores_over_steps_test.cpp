@@ -124,6 +124,28 @@ TEST(ScoresOverSteps, AStepThatWasNotShown) {
   }
 }
 
+// A prompt in chunks is one step, and inside it nothing is cut; frozen scores are there at once.
+TEST(ScoresOverSteps, APromptIsOneStep) {
+  AggregatedKnorm::Options options;
+  options.budget = 1;
+  options.temporal_rule = TemporalRule::kCumulative;
+  Steps steps(AggregatedKnorm(options, kShape));
+  steps.policy.begin(3);
+  steps.step({1, 2});
+  EXPECT_EQ(steps.scores(), (Floats{-kInfinity, -kInfinity}));
+  EXPECT_FALSE(steps.policy.should_evict());
+  steps.step({1, 2, 3});
+  EXPECT_EQ(steps.scores(), (Floats{-1, -2, -3}));
+  steps.policy.end_prefill(steps.cache.view());
+  EXPECT_TRUE(steps.policy.should_evict());
+  steps.step({1, 2, 3, 4});
+  EXPECT_EQ(steps.scores(), (Floats{-2, -4, -6, -4}));
+  Steps frozen(policy_of(TemporalRule::kFrozen));
+  frozen.policy.begin(3);
+  frozen.step({1, 2});
+  EXPECT_EQ(frozen.scores(), (Floats{-1, -2}));
+}
+
 TEST(ScoresOverSteps, FollowTheCache) {
   Steps steps(policy_of(TemporalRule::kCumulative));
   steps.step({1, 2, 3, 4});

@@ -1,6 +1,7 @@
 #ifndef KVEVICT_POLICIES_AGGREGATED_HPP_
 #define KVEVICT_POLICIES_AGGREGATED_HPP_
 
+#include "kvevict/allocation/whole_prompts.hpp"
 #include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/policies/composed.hpp"
@@ -23,9 +24,9 @@ struct AggregatedOptions : Base::Options {
 /// scores than attention, and with kLifetimeMean the equal weight of all steps, without favour to
 /// recent ones, that FAEDKV (arXiv 2507.20030) asks for in another domain. kSingle is the base.
 ///
-/// One sample a step, of all that is cached; tokens of one step, a whole prompt too, have one
-/// together. For rows of attention H2O and InertiaKV hold the same. Wants observe_cache in every
-/// step.
+/// One sample a step, of all that is cached, and one at the end of a prompt, inside which nothing
+/// is cut. Tokens that come together, drafts too, count as the one step that they are. For rows of
+/// attention H2O and InertiaKV hold the same. Wants observe_cache in every step.
 template <Recipe Base>
 struct AggregatedOver : Base {
   using Options = AggregatedOptions<Base>;
@@ -41,6 +42,9 @@ struct AggregatedOver : Base {
   static auto pipeline(const Options& options, const CacheShape& shape) {
     return Pipeline(ScoresOverSteps(shape, Base::scope(options), Base::pipeline(options, shape),
                                     options.temporal_rule, options.decay));
+  }
+  static WholePrompts allocator(const Options& options, const CacheShape& /*shape*/) noexcept {
+    return {{.budget = options.budget}};
   }
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {

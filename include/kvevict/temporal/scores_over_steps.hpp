@@ -45,7 +45,9 @@ enum class TemporalRule : std::uint8_t {
 
 /// A signal made of the scores that `Scorer`, a pipeline, gives step after step: [1, seq_len].
 /// Wants observe_cache once in every step, which costs one run of the scorer; under kFrozen, where
-/// the scorer looks at each token by itself, one over the new tokens.
+/// the scorer looks at each token by itself, one over the new tokens. A prompt is one step, sampled
+/// at its end, whatever chunks it came in; under kFrozen a chunk is, so that it may be cut before
+/// the next. Tokens that are appended together have one sample together.
 ///
 /// A sample that is not finite changes nothing (rule R19); a token that never had another one has
 /// -infinity, goes first and is counted. A new token starts with its first sample (rule R20), under
@@ -75,6 +77,8 @@ class ScoresOverSteps {
   }
 
   std::size_t observe_cache(const ScoreInput& input) {
+    if (rule_ != TemporalRule::kFrozen && input.sequence.in_prompt())
+      return 0;
     std::size_t non_finite = 0;
     for (std::size_t lane = 0; lane < input.sequence.num_lanes(); ++lane) {
       const std::span<float> scores = scores_.at(lane);
