@@ -3,6 +3,7 @@ set(KVEVICT_HEADERS
     include/kvevict/allocation/allocation.hpp
     include/kvevict/allocation/apportion.hpp
     include/kvevict/allocation/budget_tables.hpp
+    include/kvevict/allocation/chunk_shares.hpp
     include/kvevict/allocation/first_prompt.hpp
     include/kvevict/allocation/heavy_and_recent.hpp
     include/kvevict/allocation/lag_budgets.hpp
@@ -54,6 +55,7 @@ set(KVEVICT_HEADERS
     include/kvevict/kvevict.hpp
     include/kvevict/option_text.hpp
     include/kvevict/policies/adakv.hpp
+    include/kvevict/policies/aggregated.hpp
     include/kvevict/policies/ahakv.hpp
     include/kvevict/policies/block_eviction.hpp
     include/kvevict/policies/cake.hpp
@@ -65,6 +67,8 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/criticalkv.hpp
     include/kvevict/policies/curdkv.hpp
     include/kvevict/policies/defensivekv.hpp
+    include/kvevict/policies/dms.hpp
+    include/kvevict/policies/entropy_gated_chunkkv.hpp
     include/kvevict/policies/epikv.hpp
     include/kvevict/policies/epikv_attention.hpp
     include/kvevict/policies/epikv_key_value.hpp
@@ -160,7 +164,9 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/window_moments.hpp
     include/kvevict/scoring/window_vote.hpp
     include/kvevict/scoring/worst_case_attention.hpp
+    include/kvevict/selection/chunk_quotas.hpp
     include/kvevict/selection/composite_ranks.hpp
+    include/kvevict/selection/entropy_gated_chunks.hpp
     include/kvevict/selection/equal_quotas.hpp
     include/kvevict/selection/hamming_representatives.hpp
     include/kvevict/selection/head_floors.hpp
@@ -174,6 +180,7 @@ set(KVEVICT_HEADERS
     include/kvevict/selection/segment_representatives.hpp
     include/kvevict/selection/slot_bits.hpp
     include/kvevict/selection/streaming_top_k.hpp
+    include/kvevict/selection/stretch_top_k.hpp
     include/kvevict/selection/top_k.hpp
     include/kvevict/selection/two_stage.hpp
     include/kvevict/selection/whole_chunks.hpp
@@ -185,9 +192,11 @@ set(KVEVICT_HEADERS
     include/kvevict/temporal/late_scores.hpp
     include/kvevict/temporal/rolling_window.hpp
     include/kvevict/temporal/running_scores.hpp
+    include/kvevict/temporal/scores_over_steps.hpp
     include/kvevict/temporal/step_sum.hpp
     include/kvevict/version.hpp
     include/kvevict/views/compact.hpp
     include/kvevict/views/contiguous_view.hpp
+    include/kvevict/views/merge_values.hpp
     include/kvevict/views/paged_view.hpp
     include/kvevict/views/ragged_view.hpp)

@@ -16,6 +16,7 @@
 #include "kvevict/kernels/kernels.hpp"
 #include "kvevict/option_text.hpp"
 #include "kvevict/policies/adakv.hpp"
+#include "kvevict/policies/aggregated.hpp"
 #include "kvevict/policies/ahakv.hpp"
 #include "kvevict/policies/block_eviction.hpp"
 #include "kvevict/policies/cake.hpp"
@@ -26,6 +27,8 @@
 #include "kvevict/policies/criticalkv.hpp"
 #include "kvevict/policies/curdkv.hpp"
 #include "kvevict/policies/defensivekv.hpp"
+#include "kvevict/policies/dms.hpp"
+#include "kvevict/policies/entropy_gated_chunkkv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
 #include "kvevict/policies/epikv_key_value.hpp"
@@ -322,6 +325,7 @@ using NamedPolicies = PolicyList<
     AdaKVKeyDiff,
     AdaKVKnorm,
     AdaptiveRKV,
+    AggregatedKeyDiff,
     AhaKV,
     BlockEviction,
     CAKE,
@@ -333,7 +337,10 @@ using NamedPolicies = PolicyList<
     CriticalKV,
     CurDKV,
     DefensiveKV,
+    DMSKnorm,
+    DMSQFilters,
     DuoAttention,
+    EntropyGatedChunkKV,
     EvolKV,
     ExpectedAttention,
     ExpectedAttentionStats,
@@ -355,6 +362,7 @@ using NamedPolicies = PolicyList<
     Leverage,
     LongFlow,
     LUKVKnorm,
+    MeanCentredNorm,
     NonCausal,
     PerLayerKnorm,
     PyramidKV,

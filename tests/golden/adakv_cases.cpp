@@ -1,3 +1,4 @@
+#include "golden/base_recipe.hpp"
 #include "golden/drivers.hpp"
 #include "golden/kvpress_ratios.hpp"
 #include "golden/window_prompt.hpp"
@@ -6,8 +7,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace kvevict_test {
@@ -98,31 +99,29 @@ void run_adakv(const GoldenCase& golden, GoldenReport& report) {
   if (!golden.has("base"))
     return run_paper(golden, report);
   const double floor = golden.real("alpha_safeguard");
-  const std::string& base = golden.text("base");
-  if (base == "snapkv") {
+  if (golden.text("base") == "snapkv") {
     const WindowPrompt prompt(golden, "window_size");
-    run_kvpress(golden, report, prompt, static_cast<float>(prompt.window), [&](std::size_t budget) {
-      return AdaKV({.budget = budget,
-                    .observation_window = prompt.window,
-                    .floor_rule = FloorRule::kGuarantee,
-                    .floor = floor,
-                    .floor_of_whole = true,
-                    .pooling = {.kernel_size = golden.count("kernel_size")},
-                    .pool_first = true},
-                   prompt.shape);
-    });
-  } else if (base == "knorm") {
-    const WindowPrompt prompt(golden, std::size_t{0});
-    run_kvpress(golden, report, prompt, 1.0F, [&](std::size_t budget) {
-      kvevict::AdaKVKnorm::Options options;
-      options.budget = budget;
-      options.only_at_prefill_end = true;
-      options.floor = floor;
-      return kvevict::AdaKVKnorm(options, prompt.shape);
-    });
-  } else {
-    throw std::runtime_error("no driver for base " + base);
+    return run_kvpress(golden, report, prompt, static_cast<float>(prompt.window),
+                       [&](std::size_t budget) {
+                         return AdaKV({.budget = budget,
+                                       .observation_window = prompt.window,
+                                       .floor_rule = FloorRule::kGuarantee,
+                                       .floor = floor,
+                                       .floor_of_whole = true,
+                                       .pooling = {.kernel_size = golden.count("kernel_size")},
+                                       .pool_first = true},
+                                      prompt.shape);
+                       });
   }
+  with_base_recipe(golden, [&]<class Base>(std::type_identity<Base>, const WindowPrompt& prompt) {
+    using Ada = kvevict::AdaKVOver<Base>;
+    run_kvpress(golden, report, prompt, 1.0F, [&](std::size_t budget) {
+      typename Ada::Options options;
+      set_base_options(golden, budget, options);
+      options.floor = floor;
+      return kvevict::Policy<kvevict::Composed<Ada>>(options, prompt.shape);
+    });
+  });
 }
 
 }  // namespace kvevict_test

@@ -1,17 +1,21 @@
+#include "golden/base_recipe.hpp"
 #include "golden/drivers.hpp"
 #include "golden/kvpress_ratios.hpp"
 #include "golden/window_prompt.hpp"
 #include "kvevict/policies/chunkkv.hpp"
+#include "kvevict/policies/entropy_gated_chunkkv.hpp"
 #include "kvevict/policies/key_geometry.hpp"
 #include "support/golden.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
-// Cases of `text policy chunkkv`: chunks over the scores of SnapKV, and over those of other
-// policies, which takes a recipe of one's own.
+// Cases of `text policy chunkkv` and `entropy_gated_chunkkv`: chunks over the scores of SnapKV, and
+// over those of other policies, which takes a recipe of one's own.
 namespace kvevict_test {
 namespace {
 
@@ -26,6 +30,37 @@ struct KnormChunks : kvevict::CutsByCacheScore {
     return kvevict::KeyNorm() | kvevict::HeadReduction{kvevict::GroupReduce::kSum};
   }
   static auto selector(const Options& options) { return kvevict::WholeChunks(options.chunks); }
+};
+
+/// SnapKV's scores with kvpress' artificial ones: the window has the largest of the layer and 1.
+struct RaiseWindow {
+  std::size_t window = 0;
+
+  void apply(const kvevict::ScoreInput& /*input*/, kvevict::LaneScores& scores) const {
+    std::vector<std::vector<float>> arrays;
+    float largest = 0;
+    for (std::size_t i = 0; i < scores.num_arrays(); ++i) {
+      arrays.emplace_back(scores.array(i).begin(), scores.array(i).end());
+      largest = std::max(largest, *std::max_element(arrays.back().begin(), arrays.back().end()));
+    }
+    scores.start(scores.first(), scores.seq_len(), scores.arrays_per_head());
+    for (std::size_t i = 0; i < scores.num_arrays(); ++i) {
+      arrays[i].resize(scores.count(), largest + 1);
+      std::copy(arrays[i].begin(), arrays[i].end(), scores.array(i).begin());
+    }
+  }
+};
+struct RaisedSnapKV : kvevict::SnapKVRecipe {
+  static constexpr std::string_view kName = "RaisedSnapKV";
+
+  static auto pipeline(const Options& options, const kvevict::CacheShape& shape) {
+    return kvevict::SnapKVRecipe::pipeline(options, shape) |
+           kvevict::Scale{1.0F / static_cast<float>(options.observation_window)} |
+           RaiseWindow{options.observation_window};
+  }
+  static kvevict::Protection protection(const Options& /*options*/) {
+    return {.after_prompt = true};
+  }
 };
 
 template <class Make>
@@ -44,9 +79,13 @@ void compare(const GoldenCase& golden, GoldenReport& report, const WindowPrompt&
   for (const WindowPrompt::Way& way : prompt.ways()) {
     auto whole = make(prompt.len);
     prompt.feed(whole, way);
-    std::vector<float> actual = prompt.scores(whole, 0);
-    actual.resize(expected.size());
-    report.scores("scores", expected, actual);
+    const std::vector<float> actual = prompt.scores(whole, 0);
+    std::vector<float> unprotected;
+    for (std::size_t slot = 0; slot < prompt.len; ++slot) {
+      if (golden.tensor("protected").values[slot] == 0)
+        unprotected.push_back(actual[slot]);
+    }
+    report.scores("scores", expected, unprotected);
     for (const std::string& ratio : ratios_of(golden)) {
       auto policy = make(golden.count("n_kept." + ratio));
       prompt.feed(policy, way);
@@ -81,6 +120,34 @@ void run_chunkkv(const GoldenCase& golden, GoldenReport& report) {
   } else {
     throw std::runtime_error("no base " + golden.text("base"));
   }
+}
+
+void run_entropy_gated_chunkkv(const GoldenCase& golden, GoldenReport& report) {
+  const auto run = [&]<class Base>(std::type_identity<Base>, const WindowPrompt& prompt,
+                                   auto&& set) {
+    using Gated = kvevict::EntropyGatedOver<Base>;
+    compare(golden, report, prompt, 1.0, [&](std::size_t budget) {
+      typename Gated::Options options;
+      set(budget, options);
+      options.chunk_len = golden.count("chunk_length");
+      options.low_entropy_len = golden.count("low_entropy_chunk_length");
+      return kvevict::Policy<kvevict::Composed<Gated>>(options, prompt.shape);
+    });
+  };
+  if (golden.text("base") == "snapkv") {
+    const WindowPrompt prompt(golden, "window_size");
+    return run(std::type_identity<RaisedSnapKV>(), prompt,
+               [&](std::size_t budget, kvevict::SnapKVOptions& options) {
+                 options.budget = budget;
+                 options.observation_window = prompt.window;
+                 options.pooling.kernel_size = golden.count("kernel_size");
+                 options.pool_first = true;
+               });
+  }
+  with_base_recipe(golden, [&](auto base, const WindowPrompt& prompt) {
+    run(base, prompt,
+        [&](std::size_t budget, auto& options) { set_base_options(golden, budget, options); });
+  });
 }
 
 }  // namespace kvevict_test

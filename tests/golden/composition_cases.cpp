@@ -7,6 +7,7 @@
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/views/compact.hpp"
 #include "kvevict/views/contiguous_view.hpp"
+#include "kvevict/views/merge_values.hpp"
 #include "support/golden.hpp"
 
 #include <algorithm>
@@ -17,7 +18,8 @@
 #include <vector>
 
 // Cases of kvpress' wrappers that an engine has by the order of its calls: chunks that are cut one
-// by one, a prompt that is cut while it comes, keys that are turned to new positions.
+// by one, a prompt that is cut while it comes, keys that are turned to new positions, values that
+// are folded into others.
 namespace kvevict_test {
 namespace {
 
@@ -150,6 +152,35 @@ void run_key_rerotation(const GoldenCase& golden, GoldenReport& report) {
       compare(ratio, P({.budget = budget}, prompt.shape));
     });
   }
+}
+
+void run_merging(const GoldenCase& golden, GoldenReport& report) {
+  with_base(golden, [&]<class P>(std::type_identity<P>) {
+    for (const std::string& ratio : ratios_of(golden)) {
+      const WindowPrompt prompt(golden, std::size_t{0});  // its values change
+      P policy({.budget = golden.count("n_kept." + ratio), .only_at_prefill_end = true},
+               prompt.shape);
+      prompt.feed(policy, {"cache alone", false, 0});
+      report.equal("keep." + ratio, golden.tensor("keep." + ratio).values, prompt.keep(policy));
+      const ContiguousView view = prompt.view(prompt.len);
+      const kvevict::KeepMask& mask = policy.select(view);
+      kvevict::ValueMerge merge(
+          {.similarity_threshold = static_cast<float>(golden.real("similarity_threshold")),
+           .merge_fraction = golden.real("merge_fraction")});
+      merge.run(view, mask);
+      kvevict::compact(view, mask);
+      std::vector<float> merged;
+      const std::size_t dim = prompt.shape.head_dim;
+      for (std::size_t head = 0; head < prompt.shape.num_kv_heads; ++head) {
+        const auto first =
+            prompt.values.begin() + static_cast<std::ptrdiff_t>(head * prompt.len * dim);
+        merged.insert(merged.end(), first,
+                      first + static_cast<std::ptrdiff_t>(mask.count(0, head) * dim));
+      }
+      const std::string record = "values_merged." + ratio;
+      report.scores(record, golden.tensor(record).values, merged);
+    }
+  });
 }
 
 }  // namespace kvevict_test

@@ -1,3 +1,4 @@
+#include "golden/base_recipe.hpp"
 #include "golden/drivers.hpp"
 #include "golden/kvpress_ratios.hpp"
 #include "golden/window_prompt.hpp"
@@ -6,7 +7,6 @@
 #include "kvevict/kernels/kernels.hpp"
 #include "kvevict/policies/adakv.hpp"
 #include "kvevict/policies/criticalkv.hpp"
-#include "kvevict/policies/key_geometry.hpp"
 #include "kvevict/scoring/critical_scores.hpp"
 #include "kvevict/scoring/output_projection.hpp"
 #include "kvevict/scoring/projected_norms.hpp"
@@ -18,8 +18,8 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 // Cases of `text policy criticalkv`: kvpress, whose scores are means over the window's rows and
@@ -27,8 +27,22 @@
 namespace kvevict_test {
 namespace {
 
-std::shared_ptr<const kvevict::OutputProjection> projection_of(const GoldenCase& golden,
-                                                               const kvevict::CacheShape& shape) {
+using Projection = std::shared_ptr<const kvevict::OutputProjection>;
+
+/// CriticalKV over the recipe `Base`, with kvpress' count of the first stage.
+template <class Base>
+auto over(const GoldenCase& golden, const typename Base::Options& base, double first_stage,
+          const Projection& projection, const kvevict::CacheShape& shape) {
+  kvevict::CriticalKVOptions<Base> options;
+  options.base = base;
+  options.first_stage = first_stage;
+  options.first_stage_counts_window = true;
+  options.epsilon = golden.real("epsilon");
+  options.output_projection = projection;
+  return kvevict::Policy<kvevict::Composed<kvevict::CriticalKVRecipe<Base>>>(options, shape);
+}
+
+Projection projection_of(const GoldenCase& golden, const kvevict::CacheShape& shape) {
   auto projection = std::make_shared<kvevict::OutputProjection>(shape, golden.count("hidden_size"),
                                                                 std::nullopt, true);
   projection->set_layer(0, golden.tensor("W_O").floats().data());
@@ -80,80 +94,25 @@ void compare_adaptive(const GoldenCase& golden, GoldenReport& report, const Wind
   }
 }
 
-}  // namespace
-
-void run_criticaladakv(const GoldenCase& golden, GoldenReport& report) {
-  const bool over_snapkv = golden.text("base") == "snapkv";
-  const WindowPrompt prompt(golden, over_snapkv ? golden.count("window_size") : std::size_t{0});
-  const auto projection = projection_of(golden, prompt.shape);
-  report.scores("projected_norm", golden.tensor("projected_norm").values,
-                projected_norms(prompt, *projection));
-  const auto with_base = [&](auto options, const auto& base) {
-    options.base = base;
-    options.first_stage = golden.real("first_stage_ratio");
-    options.first_stage_counts_window = true;
-    options.epsilon = golden.real("epsilon");
-    options.output_projection = projection;
-    return options;
-  };
-  if (over_snapkv) {
-    compare_adaptive(
-        golden, report, prompt, static_cast<float>(prompt.window), [&](std::size_t budget) {
-          const kvevict::AdaKVOptions base{.budget = budget,
-                                           .observation_window = prompt.window,
-                                           .floor_rule = kvevict::FloorRule::kGuarantee,
-                                           .floor = golden.real("alpha_safeguard"),
-                                           .floor_of_whole = true,
-                                           .pooling = {.kernel_size = golden.count("kernel_size")},
-                                           .pool_first = true};
-          return kvevict::CriticalAdaKV(with_base(kvevict::CriticalAdaKV::Options{}, base),
-                                        prompt.shape);
-        });
-  } else if (golden.text("base") == "keydiff") {
-    using Base = kvevict::AdaKVOver<kvevict::KeyDiffRecipe>;
-    using Critical = kvevict::Policy<kvevict::Composed<kvevict::CriticalKVRecipe<Base>>>;
-    compare_adaptive(golden, report, prompt, 1.0F, [&](std::size_t budget) {
-      Base::Options base;
-      base.budget = budget;
-      base.only_at_prefill_end = true;
-      base.floor = golden.real("alpha_safeguard");
-      return Critical(with_base(Critical::Options{}, base), prompt.shape);
-    });
-  } else {
-    throw std::runtime_error(golden.path() + ": unknown base");
-  }
-}
-
-void run_criticalkv(const GoldenCase& golden, GoldenReport& report) {
-  if (golden.text("base") != "snapkv")
-    throw std::runtime_error(golden.path() + ": unknown base");
-  const WindowPrompt prompt(golden, "window_size");
-  const auto projection = projection_of(golden, prompt.shape);
+/// Both stages of CriticalKV; `make(budget, first_stage)` is the policy, whose scores are
+/// `rows_summed` times the case's.
+template <class Make>
+void compare_stages(const GoldenCase& golden, GoldenReport& report, const WindowPrompt& prompt,
+                    const Projection& projection, double rows_summed, Make&& make) {
   report.scores("projected_norm", golden.tensor("projected_norm").values,
                 projected_norms(prompt, *projection));
   for (const WindowPrompt::Way& way : prompt.ways()) {
-    // kvpress takes the share of the budget before it is rounded: half an entry more than the share
-    // of whole entries gives the same number.
-    const auto make = [&](std::size_t budget, double first_stage) {
-      return kvevict::CriticalKV({.base = {.budget = budget,
-                                           .observation_window = prompt.window,
-                                           .pooling = {.kernel_size = golden.count("kernel_size")},
-                                           .pool_first = true},
-                                  .first_stage = first_stage,
-                                  .first_stage_counts_window = true,
-                                  .epsilon = golden.real("epsilon"),
-                                  .output_projection = projection},
-                                 prompt.shape);
-    };
     auto whole = make(prompt.len, 1.0);
     prompt.feed(whole, way);
     std::vector<float> scores = prompt.scores(whole, 0);
     for (float& score : scores)
-      score /= static_cast<float>(prompt.window);
+      score /= static_cast<float>(rows_summed);
     compare_scores(golden, report, "base_scores", prompt.len, scores);
     for (const std::string& ratio : ratios_of(golden)) {
       const std::size_t budget = golden.count("n_kept." + ratio);
       const std::size_t first = golden.count("n_stage1." + ratio);
+      // kvpress takes the share of the budget before it is rounded: half an entry more than the
+      // share of whole entries gives the same number.
       auto policy = make(budget, (static_cast<double>(first) + 0.5) / static_cast<double>(budget));
       prompt.feed(policy, way);
       report.equal("keep." + ratio, golden.tensor("keep." + ratio).values, prompt.keep(policy));
@@ -168,8 +127,7 @@ void run_criticalkv(const GoldenCase& golden, GoldenReport& report) {
       kvevict::Scratch scratch;
       std::vector<float> second = prompt.scores(whole, 0);
       const kvevict::CriticalScores critical{
-          .epsilon =
-              static_cast<float>(golden.real("epsilon") * static_cast<double>(prompt.window)),
+          .epsilon = static_cast<float>(golden.real("epsilon") * rows_summed),
           .projection = projection};
       for (std::size_t head = 0; head < prompt.shape.num_kv_heads; ++head) {
         critical.rescore({ref, whole.sequence(), kvevict::kernels::best(), scratch},
@@ -182,11 +140,73 @@ void run_criticalkv(const GoldenCase& golden, GoldenReport& report) {
         if (!std::isfinite(score))
           continue;
         expected.push_back(score);
-        actual.push_back(static_cast<double>(second[i]) / static_cast<double>(prompt.window));
+        actual.push_back(static_cast<double>(second[i]) / rows_summed);
       }
       report.scores("scores." + ratio, expected, actual);
     }
   }
+}
+
+}  // namespace
+
+void run_criticaladakv(const GoldenCase& golden, GoldenReport& report) {
+  const auto run = [&](const WindowPrompt& prompt, float rows_summed, auto&& make) {
+    const auto projection = projection_of(golden, prompt.shape);
+    report.scores("projected_norm", golden.tensor("projected_norm").values,
+                  projected_norms(prompt, *projection));
+    compare_adaptive(golden, report, prompt, rows_summed,
+                     [&](std::size_t budget) { return make(budget, projection); });
+  };
+  if (golden.text("base") == "snapkv") {
+    const WindowPrompt prompt(golden, "window_size");
+    return run(prompt, static_cast<float>(prompt.window),
+               [&](std::size_t budget, const Projection& projection) {
+                 const kvevict::AdaKVOptions base{
+                     .budget = budget,
+                     .observation_window = prompt.window,
+                     .floor_rule = kvevict::FloorRule::kGuarantee,
+                     .floor = golden.real("alpha_safeguard"),
+                     .floor_of_whole = true,
+                     .pooling = {.kernel_size = golden.count("kernel_size")},
+                     .pool_first = true};
+                 return over<kvevict::AdaKVRecipe>(golden, base, golden.real("first_stage_ratio"),
+                                                   projection, prompt.shape);
+               });
+  }
+  with_base_recipe(golden, [&]<class Base>(std::type_identity<Base>, const WindowPrompt& prompt) {
+    using Ada = kvevict::AdaKVOver<Base>;
+    run(prompt, 1.0F, [&](std::size_t budget, const Projection& projection) {
+      typename Ada::Options base;
+      set_base_options(golden, budget, base);
+      base.floor = golden.real("alpha_safeguard");
+      return over<Ada>(golden, base, golden.real("first_stage_ratio"), projection, prompt.shape);
+    });
+  });
+}
+
+void run_criticalkv(const GoldenCase& golden, GoldenReport& report) {
+  if (golden.text("base") == "snapkv") {
+    const WindowPrompt prompt(golden, "window_size");
+    const Projection projection = projection_of(golden, prompt.shape);
+    return compare_stages(
+        golden, report, prompt, projection, static_cast<double>(prompt.window),
+        [&](std::size_t budget, double first_stage) {
+          const kvevict::SnapKVOptions base{.budget = budget,
+                                            .observation_window = prompt.window,
+                                            .pooling = {.kernel_size = golden.count("kernel_size")},
+                                            .pool_first = true};
+          return over<kvevict::SnapKVRecipe>(golden, base, first_stage, projection, prompt.shape);
+        });
+  }
+  with_base_recipe(golden, [&]<class Base>(std::type_identity<Base>, const WindowPrompt& prompt) {
+    const Projection projection = projection_of(golden, prompt.shape);
+    compare_stages(golden, report, prompt, projection, 1.0,
+                   [&](std::size_t budget, double first_stage) {
+                     typename Base::Options base;
+                     set_base_options(golden, budget, base);
+                     return over<Base>(golden, base, first_stage, projection, prompt.shape);
+                   });
+  });
 }
 
 }  // namespace kvevict_test

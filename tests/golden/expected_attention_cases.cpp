@@ -1,14 +1,13 @@
 #include "golden/drivers.hpp"
+#include "golden/expected_prompt.hpp"
 #include "golden/kvpress_ratios.hpp"
 #include "golden/window_prompt.hpp"
-#include "kvevict/core/rotary.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/policies/expected_attention.hpp"
 #include "kvevict/scoring/future_queries.hpp"
 #include "kvevict/scoring/query_statistics.hpp"
 #include "support/golden.hpp"
 
-#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -18,32 +17,6 @@
 // Cases of `text policy expected_attention` and `capkv`: queries to come.
 namespace kvevict_test {
 namespace {
-
-kvevict::RotaryEmbedding rotary_of(const GoldenCase& golden) {
-  return {.inv_freq = golden.tensor("inv_freq").values};
-}
-
-/// A prompt whose queries, given before rotary embedding and without those of the sinks, are turned
-/// as attention uses them. The sinks have queries that show if they are counted.
-WindowPrompt prompt_of(const GoldenCase& golden) {
-  WindowPrompt prompt(golden, "n");
-  const kvevict::RotaryEmbedding rotary = rotary_of(golden);
-  const std::size_t dim = prompt.shape.head_dim;
-  const std::size_t sinks = golden.count("n_sink");
-  const std::vector<float> given = golden.tensor("queries_prerope").floats();
-  std::vector<float>& queries = prompt.queries.front();
-  queries.assign(prompt.shape.num_q_heads * prompt.len * dim, 100.0F);
-  const float* from = given.data();
-  for (std::size_t head = 0; head < prompt.shape.num_q_heads; ++head) {
-    for (std::size_t row = sinks; row < prompt.len; ++row, from += dim) {
-      float* to = queries.data() + (head * prompt.len + row) * dim;
-      std::copy_n(from, dim, to);
-      rotary.turn(static_cast<double>(row), to);
-    }
-  }
-  prompt.values.resize(prompt.keys.size());  // not read in a case that has none
-  return prompt;
-}
 
 /// The stages before the scores; returns the statistics.
 std::shared_ptr<const kvevict::QueryStatistics> compare_statistics(const GoldenCase& golden,
@@ -103,11 +76,8 @@ std::shared_ptr<const kvevict::QueryStatistics> compare_statistics(const GoldenC
 
 template <class Online, class Given>
 void compare(const GoldenCase& golden, GoldenReport& report, typename Online::Options options) {
-  const WindowPrompt prompt = prompt_of(golden);
-  options.num_sink_tokens = golden.count("n_sink");
-  options.only_at_prefill_end = true;
-  options.num_future = golden.count("n_future_positions");
-  options.rotary = rotary_of(golden);
+  const WindowPrompt prompt = expected_prompt(golden);
+  set_expected_options(golden, options);
   compare_ratios(golden, report, prompt, [&](std::size_t budget) {
     options.budget = budget;
     return Online(options, prompt.shape);

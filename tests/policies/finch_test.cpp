@@ -51,6 +51,60 @@ TEST(Finch, TheQuestionStays) {
   EXPECT_EQ(kept(2, {{1}, {.5F, .5F}}), (Slots{0, 1}));
 }
 
+// Chunks 0-2, 3-5, 6 keep one each (floor(1.02), 1, and 1 of .34), the question among them.
+// Without chunks two of seven stay.
+TEST(Finch, ChunksKeepTheirShareByThemselves) {
+  const auto kept = [](std::size_t chunk_len) {
+    Finch policy(
+        {.budget = Budget::keep_ratio(.34), .observation_window = 1, .chunk_len = chunk_len},
+        kOneHead);
+    WindowCache cache(kOneHead, 7);
+    feed_rows(policy, cache, {{{.1F, .3F, .25F, .15F, .05F, .1F, .05F}}});
+    return kept_slots(policy.select(cache.view()));
+  };
+  EXPECT_EQ(kept(3), (Slots{1, 3, 6}));
+  EXPECT_EQ(kept(0), (Slots{1, 6}));
+  EXPECT_EQ(kept(7), (Slots{1, 6}));
+  EXPECT_EQ(kept(static_cast<std::size_t>(-1)), (Slots{1, 6}));
+}
+
+// Two of the last chunk's tokens are the question, and its share is one.
+TEST(Finch, TheQuestionStaysWholeInItsChunk) {
+  Finch policy({.budget = Budget::keep_ratio(.34), .observation_window = 2, .chunk_len = 3},
+               kOneHead);
+  WindowCache cache(kOneHead, 6);
+  feed_rows(policy, cache, {{{.1F, .3F, .2F, .3F, .1F}, {.1F, .3F, .2F, .3F, .05F, .05F}}});
+  EXPECT_EQ(kept_slots(policy.select(cache.view())), (Slots{1, 4, 5}));
+}
+
+// A chunk that was cut has its share; a later prompt is cut in chunks of its own, and what was
+// there before it stays.
+TEST(Finch, ChunksAreCutOnce) {
+  Finch policy({.budget = Budget::keep_ratio(.5), .observation_window = 1, .chunk_len = 2},
+               kOneHead);
+  WindowCache cache(kOneHead, 16);
+  const auto cut = [&] {
+    const KeepMask mask = policy.select(cache.view());
+    cache.evict(mask);
+    policy.apply(mask);
+  };
+  feed_rows(policy, cache, {{{.1F, .4F, .3F, .2F}}});
+  EXPECT_EQ(kept_slots(policy.select(cache.view())), (Slots{1, 3}));
+  cut();
+  EXPECT_EQ(policy.select(cache.view()).total_evicted(), 0U);
+  policy.append(1);
+  cache.append(1);
+  policy.begin(4);
+  policy.append(4);
+  cache.append(4);
+  const GivenRows rows({{{.1F, .1F, .1F, .1F, .3F, .2F, .1F}}});
+  policy.observe_attention(0, rows.rows());
+  policy.end_prefill(cache.view());
+  // Slots 0 and 1 are of the first prompt, 2 was decoded; of 3-4 the better one stays, of 5-6 the
+  // question.
+  EXPECT_EQ(kept_slots(policy.select(cache.view())), (Slots{0, 1, 2, 4, 6}));
+}
+
 TEST(Finch, NaNIsNoAttention) {
   Finch policy({.budget = 2, .observation_window = 1}, kOneHead);
   WindowCache cache(kOneHead, 3);
@@ -63,6 +117,8 @@ TEST(Finch, RefusesOptionsAndNamesThem) {
   EXPECT_TRUE(refuses([] { Finch({.observation_window = 0}, kOneHead); },
                       {"Finch", "observation_window", "0"}));
   EXPECT_TRUE(refuses([] { Finch({.budget = 31}, kOneHead); }, {"Finch", "budget", "31"}));
+  EXPECT_TRUE(refuses([] { Finch({.budget = 64, .chunk_len = 8}, kOneHead); },
+                      {"Finch", "budget = 64", "must be a share"}));
 }
 
 }  // namespace

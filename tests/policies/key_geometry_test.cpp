@@ -109,5 +109,43 @@ TEST(CacheScores, CutOnceAtTheEndOfAPromptWhereTold) {
   EXPECT_FALSE(policy.should_evict());
 }
 
+// Keys of two heads: (1, 0) and (3, 0), mean (2, 0), both 1 away; (1, 1) twice; (0, 5) and (0, -1),
+// mean (0, 2), both 3 away. A key of NaN makes the token's score NaN, and it goes first.
+TEST(MeanCentredNorm, TokensOnWhichHeadsDifferStay) {
+  constexpr CacheShape kTwo{.num_layers = 1, .num_q_heads = 2, .num_kv_heads = 2, .head_dim = 2};
+  WindowCache cache(kTwo, 3);
+  cache.append(3);
+  const std::vector<std::vector<float>> keys = {{1, 0, 1, 1, 0, 5}, {3, 0, 1, 1, 0, -1}};
+  for (std::size_t head = 0; head < 2; ++head)
+    std::copy(keys[head].begin(), keys[head].end(), cache.key(0, head, 0));
+  MeanCentredNorm policy({.budget = 2}, kTwo);
+  policy.append(3);
+  EXPECT_EQ(scores_of(policy, cache), (std::vector<float>{1, 0, 3}));
+  EXPECT_EQ(text_of(policy.select(cache.view()), 0, 0), "101");
+  EXPECT_EQ(text_of(policy.select(cache.view()), 0, 1), "101");
+  cache.key(0, 1, 2)[0] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(text_of(policy.select(cache.view())), "110");
+}
+
+// More than one block of slots, against the definition: the keys of head h are h times the slot's
+// number, so of three heads the mean is that of head 1 and heads 0 and 2 are slot away, mean 2/3.
+TEST(MeanCentredNorm, LongLanes) {
+  constexpr CacheShape kThree{.num_layers = 2, .num_q_heads = 3, .num_kv_heads = 3, .head_dim = 1};
+  WindowCache cache(kThree, 150);
+  cache.append(150);
+  for (std::size_t slot = 0; slot < 150; ++slot) {
+    for (std::size_t head = 0; head < 3; ++head) {
+      *cache.key(0, head, slot) = static_cast<float>(head * slot);
+      *cache.key(1, head, slot) = 7;
+    }
+  }
+  MeanCentredNorm policy({.budget = 2}, kThree);
+  policy.append(150);
+  const std::vector<float> scores = scores_of(policy, cache, 0);
+  for (std::size_t slot = 0; slot < 150; ++slot)
+    EXPECT_NEAR(scores[slot], static_cast<double>(slot) * 2 / 3, 1e-4);
+  EXPECT_NEAR(scores_of(policy, cache, 1)[100], 0, 1e-5);
+}
+
 }  // namespace
 }  // namespace kvevict

@@ -3,6 +3,7 @@
 #include "support/policy_cases.hpp"
 
 #include "kvevict/policies/adakv.hpp"
+#include "kvevict/policies/aggregated.hpp"
 #include "kvevict/policies/ahakv.hpp"
 #include "kvevict/policies/block_eviction.hpp"
 #include "kvevict/policies/cake.hpp"
@@ -13,6 +14,8 @@
 #include "kvevict/policies/criticalkv.hpp"
 #include "kvevict/policies/curdkv.hpp"
 #include "kvevict/policies/defensivekv.hpp"
+#include "kvevict/policies/dms.hpp"
+#include "kvevict/policies/entropy_gated_chunkkv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
 #include "kvevict/policies/epikv_key_value.hpp"
@@ -88,6 +91,10 @@ PolicyCase without_count(PolicyCase policy) {
 }
 PolicyCase grows(PolicyCase policy) {
   policy.grows = true;
+  return policy;
+}
+PolicyCase samples_steps(PolicyCase policy) {
+  policy.samples_steps = true;
   return policy;
 }
 /// Scaled values that are not finite are 0 in Lag-KV, so no score is NaN.
@@ -324,6 +331,41 @@ kvevict::PyramidKVOptions pyramid(std::size_t budget) {
   return {.budget = budget, .observation_window = 4, .beta = 3};
 }
 
+kvevict::DMSKnorm::Options dms(std::size_t budget) {
+  kvevict::DMSKnorm::Options options;
+  options.budget = budget;
+  options.recent_window = 2;
+  return options;
+}
+/// Many tokens are below it, unless the budget is to hold all.
+kvevict::DMSKnorm::Options dms_threshold(std::size_t budget) {
+  kvevict::DMSKnorm::Options options = dms(budget);
+  options.recent_window = 3;
+  if (budget < 40)
+    options.threshold = -1.5F;
+  return options;
+}
+kvevict::AggregatedKeyDiff::Options lifetime_mean(std::size_t budget) {
+  kvevict::AggregatedKeyDiff::Options options;
+  options.budget = budget;
+  options.temporal_rule = kvevict::TemporalRule::kLifetimeMean;
+  return options;
+}
+kvevict::EntropyGatedChunkKV::Options entropy_gated(std::size_t budget) {
+  kvevict::EntropyGatedChunkKV::Options options;
+  options.budget = budget;
+  options.observation_window = 4;
+  options.chunk_len = 4;
+  options.low_entropy_len = 2;
+  return options;
+}
+/// Half of a workload's tokens in each chunk, all of a budget that holds it.
+kvevict::FinchOptions finch_chunks(std::size_t budget) {
+  return {.budget = kvevict::Budget::keep_ratio(budget < 40 ? .5 : 1.0),
+          .observation_window = 2,
+          .chunk_len = 6};
+}
+
 }  // namespace
 
 const std::vector<PolicyCase>& policy_cases() {
@@ -478,6 +520,14 @@ const std::vector<PolicyCase>& policy_cases() {
                                 return kvevict::FinchOptions{.budget = budget,
                                                              .observation_window = 4};
                               }),
+      grows(case_of<kvevict::Finch>("FinchChunks", finch_chunks)),
+      samples_steps(case_of<kvevict::AggregatedKeyDiff>("AggregatedKeyDiff")),
+      samples_steps(
+          case_of<kvevict::AggregatedKeyDiff>("AggregatedKeyDiffLifetimeMean", lifetime_mean)),
+      case_of<kvevict::DMSKnorm>("DMSKnorm", dms),
+      cuts_deeper(case_of<kvevict::DMSKnorm>("DMSKnormThreshold", dms_threshold)),
+      case_of<kvevict::EntropyGatedChunkKV>("EntropyGatedChunkKV", entropy_gated),
+      case_of<kvevict::MeanCentredNorm>("MeanCentredNorm"),
       case_of<kvevict::ExpectedAttention>("ExpectedAttention",
                                           with_rotary<kvevict::ExpectedAttentionOptions>),
       case_of<kvevict::ExpectedAttentionStats>("ExpectedAttentionStats",

@@ -97,6 +97,32 @@ TEST(PoolSelection, ScoresNothingWhereNothingHasToGo) {
   EXPECT_EQ(s.num_scored, 0U);
 }
 
+// A threshold is no budget: what is below it goes though there is room. NaN is below all.
+TEST(PoolSelection, WhatIsBelowTheThresholdGoes) {
+  Selection s(1, 1, MaskScope::kModel);
+  s.sequence.append(5);
+  s.allocation.budget = 5;
+  s.allocation.threshold = .5F;
+  EXPECT_EQ(s.run({{.5F, .4F, kNaN, 2, 1}}), (Texts{"10011"}));
+  EXPECT_EQ(s.report().non_finite, 1U);
+  EXPECT_EQ(s.num_scored, 1U);
+  s.allocation.budget = 2;  // of what is left the best
+  EXPECT_EQ(s.run({{.5F, .4F, kNaN, 2, 1}}), (Texts{"00011"}));
+  EXPECT_EQ(s.num_scored, 1U);
+  s.allocation.budget = 4;
+  s.allocation.headroom = 1;  // nothing is over the budget once the threshold had its share
+  EXPECT_EQ(s.run({{.5F, .4F, kNaN, 2, 1}}), (Texts{"10011"}));
+}
+
+// .1 is protected; of the other lane nothing is left.
+TEST(PoolSelection, AThresholdSparesWhatIsProtected) {
+  Selection s(1, 2, MaskScope::kHead);
+  s.sequence.append(3);
+  s.allocation = {.budget = 3, .competition = Competition::kLayer, .threshold = .5F};
+  s.protection = {.num_sink_tokens = 1};
+  EXPECT_EQ(s.run({{.1F, .4F, .9F}, {.1F, .2F, .3F}}), (Texts{"101", "100"}));
+}
+
 TEST(PoolSelection, AnEmptyCacheGivesAnEmptyMask) {
   Selection s(2, 2, MaskScope::kHead);
   s.allocation.budget = Budget::compression_ratio(0.6);  // O-01 d

@@ -33,6 +33,9 @@ struct PolicyCase {
   /// Keeps a share of all tokens, or all of some lanes: its cache grows with the text, and a share
   /// takes something from the shortest prompt.
   bool grows = false;
+  /// Takes samples of steps as they were made: several tokens in one are one sample, and what
+  /// drafts added stays.
+  bool samples_steps = false;
 
   [[nodiscard]] AnyTestPolicy make(std::size_t budget) const {
     return make_with(budget, kvevict::kernels::best());

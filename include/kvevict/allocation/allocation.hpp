@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -37,10 +38,16 @@ struct Allocation {
   bool protected_extra = false;  ///< protected entries come on top of the budget
   std::size_t headroom = 0;  ///< entries per lane by which a cut goes below the budget, so that the
                              ///< next one is so many steps away
+  /// Candidates that score less go even where the budget has room for them, and so do those without
+  /// a number for a score; the scores are those before anything that looks at all lanes.
+  float threshold = -std::numeric_limits<float>::infinity();
   /// [num_lanes] tokens that each lane may keep, in the place of `budget`, which then only says
   /// what they were made of. Borrowed until the next call on the policy.
   std::span<const std::size_t> lane_budgets = {};
 
+  [[nodiscard]] bool has_threshold() const noexcept {
+    return threshold > -std::numeric_limits<float>::infinity();
+  }
   /// Pools that `num_lanes` lanes of `shape` form.
   [[nodiscard]] std::size_t num_pools(const CacheShape& shape,
                                       std::size_t num_lanes) const noexcept {

@@ -32,6 +32,7 @@ struct LeverageOptions {
   std::size_t num_sink_tokens = 0;   ///< first tokens that always stay
   std::size_t recent_window = 0;     ///< newest tokens that always stay
   bool only_at_prefill_end = false;  ///< cut each prompt once and keep what is decoded
+  CutSchedule schedule = {};         ///< how often to cut
   std::size_t sketch_dim = 48;       ///< columns of the random projection
   std::uint64_t seed = 0;            ///< of the projection, where none is given
   RotaryEmbedding rotary = {};       ///< of the model: keys are read as they were before it

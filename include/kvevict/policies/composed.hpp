@@ -3,6 +3,7 @@
 
 #include "kvevict/allocation/allocation.hpp"
 #include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/protection.hpp"
 #include "kvevict/core/scored_lane.hpp"
@@ -30,12 +31,12 @@ KVEVICT_NAMESPACE_BEGIN
 
 /// What a policy that only recombines parts has to say: its options, and how they become the parts.
 ///
-/// Optional: check(options, shape), which throws; allocation(options), who gets how much where that
-/// is more than options.budget for each lane, or allocator(options, shape) where it changes from
-/// step to step (Allocator); selector(options), a selection of its own (Selector);
-/// protection(options) where the allocator does not say it; scored_layer(options, layer), the layer
-/// whose scores `layer` takes, itself or one before it: only such layers are observed;
-/// added_inputs(options), what is read beside what the parts say.
+/// Optional: check(options, shape), which throws; schedule(options), how often to cut;
+/// allocation(options), who gets how much where that is more than options.budget for each lane, or
+/// allocator(options, shape) where it changes from step to step (Allocator); selector(options), a
+/// selection of its own (Selector); protection(options) where the allocator does not say it;
+/// scored_layer(options, layer), the layer whose scores `layer` takes, itself or one before it:
+/// only such layers are observed; added_inputs(options), what is read beside what the parts say.
 template <class R>
 concept Recipe = requires(const typename R::Options& options, const CacheShape& shape) {
   { R::kName } -> std::convertible_to<std::string_view>;
@@ -120,6 +121,7 @@ struct CacheScoreOptions {
   std::size_t num_sink_tokens = 0;   ///< first tokens that always stay
   std::size_t recent_window = 0;     ///< newest tokens that always stay
   bool only_at_prefill_end = false;  ///< cut each prompt once and keep what is decoded
+  CutSchedule schedule = {};         ///< how often to cut
 };
 
 /// The recipe of such a policy, but for its pipeline. Its options may have more fields than these.
@@ -132,7 +134,13 @@ struct CutsByCacheScore {
   }
   template <class O>
   [[nodiscard]] static Trigger trigger(const O& options) noexcept {
-    return options.only_at_prefill_end ? Trigger::kPrefillEnd : Trigger::kEveryStep;
+    if (options.only_at_prefill_end)
+      return Trigger::kPrefillEnd;
+    return options.schedule.cuts_prompts ? Trigger::kEveryStep : Trigger::kDecodeSteps;
+  }
+  template <class O>
+  [[nodiscard]] static CutSchedule schedule(const O& options) noexcept {
+    return options.schedule;
   }
   template <class O>
   [[nodiscard]] static Protection protection(const O& options) noexcept {
@@ -146,6 +154,9 @@ struct CutsByCacheScore {
     visit("num_sink_tokens", options.num_sink_tokens);
     visit("recent_window", options.recent_window);
     visit("only_at_prefill_end", options.only_at_prefill_end);
+    visit("cuts_prompts", options.schedule.cuts_prompts);
+    visit("decode_interval", options.schedule.decode_interval);
+    visit("slack", options.schedule.slack);
   }
 };
 
@@ -212,6 +223,13 @@ class Composed {
   }
   [[nodiscard]] MaskScope scope() const noexcept { return R::scope(options_); }
   [[nodiscard]] Trigger trigger() const noexcept { return R::trigger(options_); }
+  [[nodiscard]] CutSchedule schedule() const noexcept {
+    if constexpr (requires { R::schedule(options_); }) {
+      return R::schedule(options_);
+    } else {
+      return {};
+    }
+  }
   [[nodiscard]] Protection protection(const Sequence& sequence) const noexcept {
     if constexpr (requires { allocator_.protection(sequence); }) {
       return allocator_.protection(sequence);
@@ -224,6 +242,17 @@ class Composed {
       return allocator_.allocation(sequence, pipeline_.signal());
     } else {
       return allocator_.allocation(sequence);
+    }
+  }
+  [[nodiscard]] bool below_threshold(const Sequence& sequence) const noexcept {
+    const Allocation given = allocation(sequence);
+    if constexpr (requires {
+                    pipeline_.signal().any_below(sequence, given.threshold, protection(sequence));
+                  }) {
+      return given.has_threshold() &&
+             pipeline_.signal().any_below(sequence, given.threshold, protection(sequence));
+    } else {
+      return given.has_threshold();  // no score is known before a selection
     }
   }
   [[nodiscard]] auto state() noexcept {
@@ -317,6 +346,13 @@ class Composed {
 
  private:
   static void check(const Options& options, const CacheShape& shape) {
+    if constexpr (requires {
+                    options.only_at_prefill_end;
+                    options.schedule;
+                  }) {
+      detail::require(!options.only_at_prefill_end || options.schedule.cuts_prompts, R::kName,
+                      "cuts_prompts", 0, "must be 1 where only_at_prefill_end is");
+    }
     if constexpr (requires { R::check(options, shape); })
       R::check(options, shape);
   }

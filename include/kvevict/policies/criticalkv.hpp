@@ -80,6 +80,13 @@ struct CriticalKVRecipe : Base {
   }
   static MaskScope scope(const Options& options) noexcept { return Base::scope(options.base); }
   static Trigger trigger(const Options& options) noexcept { return Base::trigger(options.base); }
+  static CutSchedule schedule(const Options& options) noexcept {
+    if constexpr (requires { Base::schedule(options.base); }) {
+      return Base::schedule(options.base);
+    } else {
+      return {};
+    }
+  }
   static Protection protection(const Options& options) noexcept {
     return Base::protection(options.base);
   }

@@ -18,6 +18,7 @@ struct CurDKVOptions {
   std::size_t num_sink_tokens = 4;   ///< first tokens that always stay
   std::size_t recent_window = 0;     ///< newest tokens that always stay
   bool only_at_prefill_end = false;  ///< cut each prompt once and keep what is decoded
+  CutSchedule schedule = {};         ///< how often to cut
   CurLeverage leverage = CurLeverage::kProduct;
   std::size_t block_len =
       16;  ///< tokens that a leverage is a share of; 0: squared norms as they are

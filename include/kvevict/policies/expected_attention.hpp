@@ -29,6 +29,7 @@ struct ExpectedAttentionOptions {
   std::size_t num_sink_tokens = 4;   ///< first tokens: they stay, and do not count as queries
   std::size_t recent_window = 0;     ///< newest tokens that always stay
   bool only_at_prefill_end = false;  ///< cut each prompt once and keep what is decoded
+  CutSchedule schedule = {};         ///< how often to cut
   std::size_t num_future = 512;      ///< positions over which rotation is averaged
   bool use_covariance = true;        ///< false: the mean query alone
   bool use_value_norm = true;        ///< times |v|
@@ -86,6 +87,7 @@ struct CapKVOptions {
   std::size_t num_sink_tokens = 4;   ///< first tokens: they stay, and do not count as queries
   std::size_t recent_window = 0;     ///< newest tokens that always stay
   bool only_at_prefill_end = false;  ///< cut each prompt once and keep what is decoded
+  CutSchedule schedule = {};         ///< how often to cut
   std::size_t num_future = 512;      ///< positions over which rotation is averaged
   float tau = 5.0F;                  ///< sharpness of the expected attention
   float epsilon = 1e-6F;             ///< least weight of a value in A

@@ -4,7 +4,9 @@
 #include "kvevict/config.hpp"
 #include "kvevict/policies/composed.hpp"
 #include "kvevict/scoring/cache_signals.hpp"
+#include "kvevict/scoring/group_reduce.hpp"
 #include "kvevict/scoring/pipeline.hpp"
+#include "kvevict/scoring/stages.hpp"
 
 #include <string_view>
 
@@ -33,11 +35,26 @@ struct KeyDiffRecipe : CutsByCacheScore {
   }
 };
 
+/// Tokens about which the heads of a layer differ stay: score = mean over its KV heads of
+/// |k_h - mean of the heads' k|, one set per layer. This is no published eviction policy: it reads
+/// the mean-centred keys that TaDA (arXiv 2506.04642) quantises as a score, since a token that is
+/// close to its mean is told by the mean. Needs more than one KV head to tell tokens apart.
+struct MeanCentredNormRecipe : CutsByCacheScore {
+  static constexpr std::string_view kName = "MeanCentredNorm";
+
+  static auto pipeline(const Options& /*options*/, const CacheShape& /*shape*/) {
+    return KeyDeviationFromHeads() | HeadReduction{GroupReduce::kMean};
+  }
+  static MaskScope scope(const Options& /*options*/) noexcept { return MaskScope::kLayer; }
+};
+
 using Knorm = Policy<Composed<KnormRecipe>>;
 using KeyDiff = Policy<Composed<KeyDiffRecipe>>;
+using MeanCentredNorm = Policy<Composed<MeanCentredNormRecipe>>;
 
 static_assert(EvictionPolicy<Knorm>);
 static_assert(EvictionPolicy<KeyDiff>);
+static_assert(EvictionPolicy<MeanCentredNorm>);
 
 KVEVICT_NAMESPACE_END
 

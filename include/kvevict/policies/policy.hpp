@@ -41,6 +41,17 @@ enum class Trigger : std::uint8_t {
   kPrefillEnd,   ///< once after each prompt
 };
 
+/// How often a policy cuts: each cut costs a pass over the cache and moves memory. It only says
+/// when should_evict is true; a selection always goes down to the budget.
+struct CutSchedule {
+  bool cuts_prompts = true;         ///< false: the prompt stays whole until something is decoded,
+                                    ///< for a policy that takes over from another one at its end
+  std::size_t decode_interval = 1;  ///< behind a prompt, cut in every such step alone, counted in
+                                    ///< tokens since the prompt; ask in every step
+  std::size_t slack = 0;  ///< tokens per KV head above the budget that may gather before a cut, at
+                          ///< the end of a prompt too
+};
+
 /// What a method has to say for Policy<Method> to be a policy: its options and the stages of its
 /// composition. Everything that has a life over steps and slots is listed by state(), so the
 /// driver renumbers, rolls back and forgets it; a method has no lifecycle of its own.
@@ -55,7 +66,8 @@ enum class Trigger : std::uint8_t {
 /// score(input, lane, out), without which every candidate is equal; normalise(lanes, input), run
 /// over all lanes of a pool before selection; choose(lanes, quota, input), a selection of its own,
 /// with chooses() where the options say whether; added_inputs(), what the options add to
-/// kRequiredInputs.
+/// kRequiredInputs; schedule(), a CutSchedule; below_threshold(sequence), whether a token may have
+/// to go for its score alone, of methods whose allocation has a threshold.
 /// The observe members return how many samples were not finite.
 template <class Method>
 concept PolicyMethod = requires(Method& method, const Method& constant, const Sequence& sequence) {
@@ -112,6 +124,8 @@ class Policy {
         method_(options, shape),
         sequence_(kName, shape, method_.scope()),
         scored_(wants_scores() ? shape.num_layers : 0) {
+    detail::require(schedule().decode_interval > 0, kName, "decode_interval",
+                    schedule().decode_interval, "must be > 0");
     detail::check_allocation(method_.allocation(sequence_), method_.protection(sequence_), shape,
                              kName);
   }
@@ -310,11 +324,14 @@ class Policy {
     prefill_ended_ = true;
   }
 
-  /// Whether it is time to select: the cache exceeds its budget. Cheap; needs no view. Where
-  /// protected entries alone exceed the budget, select may then find nothing to evict.
+  /// Whether it is time to select: the cache exceeds its budget, and slack and interval of the
+  /// schedule, if it has one, are used up. Cheap; needs no view. Where protected entries alone
+  /// exceed the budget, select may then find nothing to evict.
   [[nodiscard]] bool should_evict() const {
     return triggered() &&
-           detail::exceeds_budget(sequence_, allocation(), method_.protection(sequence_));
+           (detail::exceeds_budget(sequence_, allocation(), method_.protection(sequence_),
+                                   schedule().slack) ||
+            below_threshold());
   }
 
   /// What to keep, to be executed after every layer of the step attended. Changes nothing but
@@ -465,12 +482,38 @@ class Policy {
       case Trigger::kPrefillEnd:
         return prefill_ended_;
       case Trigger::kDecodeSteps:
-        return !sequence_.in_prompt() &&
-               sequence_.length() > static_cast<std::size_t>(sequence_.prompt().last);
+        return num_decoded() > 0 && interval_ends();
       case Trigger::kEveryStep:
         break;
     }
-    return true;
+    return num_decoded() == 0 || interval_ends();
+  }
+  [[nodiscard]] CutSchedule schedule() const noexcept {
+    if constexpr (requires { method_.schedule(); }) {
+      return method_.schedule();
+    } else {
+      return {};
+    }
+  }
+  // Whether something may have to go for its score alone.
+  [[nodiscard]] bool below_threshold() const noexcept {
+    if constexpr (requires { method_.below_threshold(sequence_); }) {
+      return method_.below_threshold(sequence_);
+    } else {
+      return method_.allocation(sequence_).has_threshold();
+    }
+  }
+  // Tokens behind the newest prompt; 0 inside it.
+  [[nodiscard]] std::size_t num_decoded() const noexcept {
+    const auto end = static_cast<std::size_t>(sequence_.prompt().last);
+    return sequence_.length() > end ? sequence_.length() - end : 0;
+  }
+  // Whether the step reached a multiple of the interval, or passed it with several tokens.
+  [[nodiscard]] bool interval_ends() const noexcept {
+    const std::size_t interval = schedule().decode_interval;
+    const std::size_t decoded = num_decoded();
+    return interval == 1 ||
+           decoded / interval > (decoded - std::min(decoded, sequence_.step_len())) / interval;
   }
   [[nodiscard]] static QueryRows newest_rows(QueryRows queries, std::size_t wanted) noexcept {
     queries.data += static_cast<std::ptrdiff_t>(queries.num_rows - wanted) * queries.row_stride;

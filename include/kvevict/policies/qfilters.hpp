@@ -18,6 +18,7 @@ struct QFiltersOptions {
   std::size_t num_sink_tokens = 0;   ///< first tokens that always stay
   std::size_t recent_window = 0;     ///< newest tokens that always stay
   bool only_at_prefill_end = false;  ///< cut each prompt once and keep what is decoded
+  CutSchedule schedule = {};         ///< how often to cut
   /// Of the model: [num_layers, num_kv_heads, head_dim]; needed.
   std::shared_ptr<const QueryFilters> query_filters = nullptr;
 };

@@ -44,12 +44,60 @@ struct KeyNorm {
   [[nodiscard]] std::tuple<> state() const noexcept { return {}; }
 
   void score(const ScoreInput& input, LaneScores& scores) const {
-    scores.start(0, scores.seq_len(), 1);
+    scores.start(scores.first_wanted(), scores.seq_len(), 1);
     for (std::size_t head = 0; head < scores.num_heads(); ++head) {
       const std::span<float> norms = scores.array(head);
-      row_norms(scores.cache(head).keys, input.sequence.shape().head_dim, 0, norms.size(),
-                input.kernel, input.scratch.vector(LaneScores::kFirstFree), norms);
+      row_norms(scores.cache(head).keys, input.sequence.shape().head_dim, scores.first(),
+                scores.seq_len(), input.kernel, input.scratch.vector(LaneScores::kFirstFree),
+                norms);
       input.kernel.scale(-1.0F, norms.size(), norms.data());
+    }
+  }
+};
+
+/// |k_h - mean over the lane's KV heads of k|: what the heads of a layer do not have in common
+/// about a token. For lanes that stand for several heads, whose slots hold the same tokens; of a
+/// lane of several layers each is taken by itself. Rotary embedding turns all heads of a token
+/// alike and changes nothing. With one KV head it is 0.
+struct KeyDeviationFromHeads {
+  static constexpr Inputs kRequiredInputs = Inputs::kKeys;
+  static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
+
+  [[nodiscard]] std::tuple<> state() const noexcept { return {}; }
+
+  void score(const ScoreInput& input, LaneScores& scores) const {
+    constexpr std::size_t kBuffer = LaneScores::kFirstFree;
+    constexpr std::size_t kBlock = 64;
+    const CacheShape& shape = input.sequence.shape();
+    const std::size_t dim = shape.head_dim;
+    const std::size_t num_heads = std::min(shape.num_kv_heads, scores.num_heads());
+    std::vector<float>& gathered = input.scratch.vector(kBuffer);
+    std::vector<float>& widened = input.scratch.vector(kBuffer + 1);
+    const std::span<float> means = input.scratch.floats(kBuffer + 2, kBlock * dim);
+    const auto share = 1.0F / static_cast<float>(num_heads);
+    scores.start(0, scores.seq_len(), 1);
+    for (std::size_t layer = 0; layer < scores.num_heads(); layer += num_heads) {
+      for (std::size_t first = 0; first < scores.count(); first += kBlock) {
+        const std::size_t last = std::min(first + kBlock, scores.count());
+        const auto each_row = [&](std::size_t head, auto&& visit) {
+          for_each_row(scores.cache(layer + head).keys, dim, first, last, input.kernel, gathered,
+                       widened, visit);
+        };
+        std::fill(means.begin(), means.end(), 0.0F);
+        for (std::size_t head = 0; head < num_heads; ++head) {
+          each_row(head, [&](const float* key, std::size_t slot) {
+            float* const mean = means.data() + (slot - first) * dim;
+            for (std::size_t c = 0; c < dim; ++c)
+              mean[c] += share * key[c];
+          });
+        }
+        for (std::size_t head = 0; head < num_heads; ++head) {
+          each_row(head, [&](const float* key, std::size_t slot) {
+            scores.array(layer + head)[slot] = static_cast<float>(std::sqrt(
+                input.kernel.squared_distance(key, means.data() + (slot - first) * dim, dim)));
+          });
+        }
+      }
     }
   }
 };

@@ -22,10 +22,13 @@ class LaneScores {
  public:
   static constexpr std::size_t kFirstFree = 2;
 
-  LaneScores(const ScoreInput& input, std::size_t lane) noexcept
+  /// @param first_wanted  slots before it will not be read: a signal that scores each token by
+  ///                      itself may start there
+  LaneScores(const ScoreInput& input, std::size_t lane, std::size_t first_wanted = 0) noexcept
       : input_(input),
         shape_(input.sequence.shape()),
         lane_(lane),
+        first_wanted_(first_wanted),
         heads_per_lane_(shape_.num_layers * shape_.num_kv_heads /
                         shape_.num_lanes(input.sequence.scope())),
         first_head_(lane * heads_per_lane_) {}
@@ -33,6 +36,7 @@ class LaneScores {
   /// Its number in the mask.
   [[nodiscard]] std::size_t lane() const noexcept { return lane_; }
   [[nodiscard]] std::size_t seq_len() const noexcept { return input_.sequence.seq_len(lane_); }
+  [[nodiscard]] std::size_t first_wanted() const noexcept { return first_wanted_; }
 
   /// KV heads that the lane stands for; 0 is the first one.
   [[nodiscard]] std::size_t num_heads() const noexcept { return heads_per_lane_; }
@@ -104,6 +108,7 @@ class LaneScores {
   const ScoreInput& input_;
   const CacheShape& shape_;
   std::size_t lane_;
+  std::size_t first_wanted_;
   std::size_t heads_per_lane_;
   std::size_t first_head_;
   std::size_t first_ = 0;

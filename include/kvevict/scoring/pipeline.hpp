@@ -75,9 +75,11 @@ class Pipeline {
   [[nodiscard]] S& signal() noexcept { return signal_; }
   [[nodiscard]] const S& signal() const noexcept { return signal_; }
 
-  /// Scores of one lane, [seq_len].
-  void score(const ScoreInput& input, std::size_t lane, std::span<float> out) const {
-    LaneScores scores(input, lane);
+  /// Scores of one lane, [seq_len]. Those before `first_wanted` may come out as 0.
+  void score(const ScoreInput& input, std::size_t lane, std::span<float> out,
+             std::size_t first_wanted = 0) const {
+    // A stage may look at all slots.
+    LaneScores scores(input, lane, sizeof...(Stages) == 0 ? first_wanted : 0);
     signal_.score(input, scores);
     std::apply([&](const Stages&... stages) { (apply(stages, input, scores), ...); }, stages_);
     scores.finish(out);

@@ -45,16 +45,17 @@ class FilteredKeys {
   void score(const ScoreInput& input, LaneScores& scores) const {
     const CacheShape& shape = input.sequence.shape();
     const std::size_t dim = shape.head_dim;
-    scores.start(0, scores.seq_len(), 1);
+    const std::size_t first = scores.first_wanted();
+    scores.start(first, scores.seq_len(), 1);
     for (std::size_t head = 0; head < scores.num_heads(); ++head) {
       const std::size_t lane =
           shape.lane_of(MaskScope::kHead, scores.layer(head), scores.kv_head(head));
       const std::span<float> dots = scores.array(head);
-      for_each_row_block(scores.cache(head).keys, dim, 0, dots.size(), input.kernel,
+      for_each_row_block(scores.cache(head).keys, dim, first, scores.seq_len(), input.kernel,
                          input.scratch.vector(LaneScores::kFirstFree),
                          [&](const kernels::RowBlock& rows, std::size_t slot) {
                            input.kernel.row_dots(filters_->data() + lane * dim, 1, 0, rows,
-                                                 dots.data() + slot, 0);
+                                                 dots.data() + (slot - first), 0);
                          });
       input.kernel.scale(-1.0F, dots.size(), dots.data());
     }

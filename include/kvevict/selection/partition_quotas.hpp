@@ -5,13 +5,11 @@
 #include "kvevict/core/lag_partitions.hpp"
 #include "kvevict/core/scored_lane.hpp"
 #include "kvevict/selection/slot_bits.hpp"
-#include "kvevict/selection/top_k.hpp"
+#include "kvevict/selection/stretch_top_k.hpp"
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <span>
-#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -35,28 +33,13 @@ class PartitionQuotas {
 
  private:
   void keep_best_of(const ScoredLane& lane, std::size_t first, std::size_t last) const {
-    const std::size_t first_word = first / 64;
-    const std::size_t words = (last + 63) / 64 - first_word;
-    const auto bits_of = [&](std::span<const std::uint64_t> all, std::size_t w) {
-      const std::size_t start = (first_word + w) * 64;
-      return all[first_word + w] & detail::lowest_bits(last - start) &
-             ~detail::lowest_bits(first > start ? first - start : 0);
-    };
-    candidates_.resize(words);
-    std::size_t pinned = 0;
-    for (std::size_t w = 0; w < words; ++w) {
-      candidates_[w] = bits_of(lane.candidates, w);
-      const std::uint64_t kept = bits_of(lane.keep, w);
-      pinned += detail::count_bits({&kept, 1});
-    }
-    const ScoredLane partition{lane.lane, lane.scores.subspan(first_word * 64), candidates_,
-                               lane.keep.subspan(first_word, words)};
-    select_top_k({&partition, 1}, kept_ - std::min(kept_, pinned));
+    const std::size_t pinned = detail::count_bits(lane.keep, first, last);
+    best_.select(lane, first, last, kept_ - std::min(kept_, pinned));
   }
 
   LagLayout layout_;
   std::size_t kept_;
-  mutable std::vector<std::uint64_t> candidates_;  // memory that is kept between calls
+  mutable StretchTopK best_;  // memory that is kept between calls
 };
 
 KVEVICT_NAMESPACE_END

@@ -42,10 +42,12 @@ namespace detail {
   return len + sequence.num_evicted(lane);
 }
 
-/// Whether a pool holds more than its lanes may keep together. Looks at lengths only: where slots
-/// are protected on top of the budget or beyond it, a selection may still keep all.
+/// Whether a pool holds more than its lanes may keep together, and `slack` more of each lane. Looks
+/// at lengths only: where slots are protected on top of the budget or beyond it, a selection may
+/// still keep all.
 [[nodiscard]] inline bool exceeds_budget(const Sequence& sequence, const Allocation& allocation,
-                                         const Protection& protection) noexcept {
+                                         const Protection& protection,
+                                         std::size_t slack = 0) noexcept {
   const CacheShape& shape = sequence.shape();
   const std::size_t num_lanes = sequence.num_lanes();
   const std::size_t pools = allocation.num_pools(shape, num_lanes);
@@ -56,8 +58,9 @@ namespace detail {
       const std::size_t len =
           protection.after_prompt ? len_without_decode(sequence, lane) : sequence.seq_len(lane);
       held += len;
-      quota = saturating_add(
-          quota, allocation.lane_budget(shape, lane, len_with_evicted(sequence, lane, len)));
+      const std::size_t budget =
+          allocation.lane_budget(shape, lane, len_with_evicted(sequence, lane, len));
+      quota = saturating_add(quota, saturating_add(budget, slack));
     }
     if (held > quota)
       return true;
@@ -203,6 +206,18 @@ class PoolSelection {
       word += keep.size();
       slot += mask_.lane_len(l);
     }
+    const std::span<ScoredLane> lanes = std::span(lanes_).last(num_lanes);
+    const auto score_lanes = [&] {
+      for (ScoredLane& lane : lanes) {
+        score(lane);
+        report_.non_finite += detail::count_non_finite(lane);
+      }
+    };
+    if (allocation.has_threshold() && num_candidates > 0) {
+      score_lanes();
+      for (ScoredLane& lane : lanes)
+        num_candidates -= drop_below(allocation.threshold, lane);
+    }
     if (held + num_candidates > quota)
       quota -= std::min(quota, allocation.headroom * num_lanes);
     if (held > quota)
@@ -210,13 +225,10 @@ class PoolSelection {
     quota = quota > held ? quota - held : 0;
     if (for_projection_)
       unused_[first_lane] = std::min(quota - std::min(quota, num_candidates), lost);
-    const std::span<ScoredLane> lanes = std::span(lanes_).last(num_lanes);
     const bool some_go = quota > 0 && quota < num_candidates;
     if (some_go || (for_projection_ && num_candidates > 0)) {
-      for (ScoredLane& lane : lanes) {
-        score(lane);
-        report_.non_finite += detail::count_non_finite(lane);
-      }
+      if (!allocation.has_threshold())
+        score_lanes();
       normalise(lanes);
       if (choose && some_go)
         return choose(lanes, quota);
@@ -305,6 +317,18 @@ class PoolSelection {
     counted += newest + taker.take_oldest(end, protection.num_sink_tokens, room - newest);
     report_.protected_entries += counted + num_extra;
     return {lane_budget, counted};
+  }
+
+  // Takes candidates away that are not at least the threshold; returns how many.
+  static std::size_t drop_below(float threshold, ScoredLane& lane) noexcept {
+    std::size_t dropped = 0;
+    detail::for_each_bit(lane.candidates, [&](std::size_t slot) {
+      if (!(lane.scores[slot] >= threshold)) {
+        lane.candidates[slot / 64] &= ~(std::uint64_t{1} << (slot % 64));
+        ++dropped;
+      }
+    });
+    return dropped;
   }
 
   // Gives every lane its minimum first (rule R15); returns how much of the quota that took.

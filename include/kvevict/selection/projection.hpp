@@ -211,7 +211,7 @@ class Projection {
       detail::for_each_bit(lane.candidates, [&](std::size_t slot) {
         float& value = lane.scores[slot];
         if (reduce == ScoreReduce::kVotes) {
-          value += static_cast<float>(held[slot / 64] >> (slot % 64) & 1U);
+          value += detail::has_bit(held, slot) ? 1.0F : 0.0F;
         } else if (reduce == ScoreReduce::kMax) {
           value = std::max(value, source.scores[slot]);  // NaN never gets in
         } else {
@@ -235,9 +235,6 @@ class Projection {
   [[nodiscard]] std::size_t page_end(const ScoredLane& lane, std::size_t page) const noexcept {
     return std::min(lane.scores.size(), (page + 1) * granularity_.page_size);
   }
-  [[nodiscard]] static bool has(std::span<const std::uint64_t> bits, std::size_t slot) noexcept {
-    return (bits[slot / 64] >> (slot % 64) & 1U) != 0;
-  }
 
   // All pages of a lane in the order in which they stay: those that are forced, then the best.
   void sort_pages(const ScoredLane& lane, std::span<const std::uint64_t> forced) {
@@ -248,14 +245,14 @@ class Projection {
       double sum = 0.0;
       float best = -std::numeric_limits<float>::infinity();
       for (std::size_t s = index * granularity_.page_size; s < page_end(lane, index); ++s) {
-        if (has(forced, s)) {
+        if (detail::has_bit(forced, s)) {
           page.forced = true;
           ++page.size;
-        } else if (has(lane.candidates, s)) {
+        } else if (detail::has_bit(lane.candidates, s)) {
           ++page.size;
           ++num_scored;
           const float value = granularity_.page_reduce == ScoreReduce::kVotes
-                                  ? (has(lane.keep, s) ? 1.0F : 0.0F)
+                                  ? (detail::has_bit(lane.keep, s) ? 1.0F : 0.0F)
                                   : lane.scores[s];
           sum += static_cast<double>(value);
           best = std::max(best, value);
@@ -278,7 +275,7 @@ class Projection {
   void take_page(const ScoredLane& lane, std::span<const std::uint64_t> forced,
                  std::size_t page) const noexcept {
     for (std::size_t s = page * granularity_.page_size; s < page_end(lane, page); ++s) {
-      if (has(forced, s) || has(lane.candidates, s))
+      if (detail::has_bit(forced, s) || detail::has_bit(lane.candidates, s))
         lane.keep[s / 64] |= std::uint64_t{1} << (s % 64);
     }
   }
@@ -303,7 +300,7 @@ class Projection {
   }
   [[nodiscard]] bool keeps_some(const ScoredLane& lane, std::size_t page) const noexcept {
     for (std::size_t s = page * granularity_.page_size; s < page_end(lane, page); ++s) {
-      if (has(lane.keep, s))
+      if (detail::has_bit(lane.keep, s))
         return true;
     }
     return false;

@@ -18,10 +18,30 @@ namespace detail {
   return count >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
 }
 
+[[nodiscard]] inline bool has_bit(std::span<const std::uint64_t> bits, std::size_t slot) noexcept {
+  return (bits[slot / 64] >> (slot % 64) & 1U) != 0;
+}
+
 [[nodiscard]] inline std::size_t count_bits(std::span<const std::uint64_t> bits) noexcept {
   std::size_t count = 0;
   for (const std::uint64_t word : bits)
     count += static_cast<std::size_t>(std::popcount(word));
+  return count;
+}
+
+/// Word w of `bits`, without what lies outside slots [first, last).
+[[nodiscard]] inline std::uint64_t word_of_range(std::span<const std::uint64_t> bits, std::size_t w,
+                                                 std::size_t first, std::size_t last) noexcept {
+  const std::size_t start = w * 64;
+  if (start >= last)
+    return 0;
+  return bits[w] & lowest_bits(last - start) & ~lowest_bits(first > start ? first - start : 0);
+}
+[[nodiscard]] inline std::size_t count_bits(std::span<const std::uint64_t> bits, std::size_t first,
+                                            std::size_t last) noexcept {
+  std::size_t count = 0;
+  for (std::size_t w = first / 64; w * 64 < last; ++w)
+    count += static_cast<std::size_t>(std::popcount(word_of_range(bits, w, first, last)));
   return count;
 }
 

@@ -46,10 +46,6 @@ struct ChunkOptions {
 
 namespace detail {
 
-[[nodiscard]] inline bool has_bit(std::span<const std::uint64_t> bits, std::size_t slot) noexcept {
-  return (bits[slot / 64] >> (slot % 64) & 1U) != 0;
-}
-
 /// Calls visit(first, last) with the slots of each chunk of `chunk_len` valid tokens of a lane,
 /// counted from its first valid slot. A slot is valid that competes or was chosen.
 template <class Visit>

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <string_view>
 
 KVEVICT_NAMESPACE_BEGIN
 namespace detail {
@@ -60,6 +61,22 @@ inline void move_rows(const MutableRows& rows, std::size_t dim, std::size_t firs
   }
 }
 
+/// Throws InvalidArgument, naming `where`, unless the mask has the view's lanes and lengths.
+template <KvCacheView View>
+void check_mask_fits(const View& view, const KeepMask& mask, std::string_view where) {
+  const CacheShape shape = view.shape();
+  require(mask.num_layers() == shape.num_layers, where, "mask num_layers", mask.num_layers(),
+          "must be the view's");
+  require(mask.num_kv_heads() == shape.num_kv_heads, where, "mask num_kv_heads",
+          mask.num_kv_heads(), "must be the view's");
+  for (std::size_t layer = 0; layer < shape.num_layers; ++layer) {
+    for (std::size_t head = 0; head < shape.num_kv_heads; ++head) {
+      require(mask.seq_len(layer, head) == view.lane(layer, head).seq_len, where, "mask seq_len",
+              mask.seq_len(layer, head), "must be the view's");
+    }
+  }
+}
+
 }  // namespace detail
 
 /// Moves the kept rows of every lane to its front, in place and in order; rows of a run move
@@ -73,15 +90,10 @@ inline void move_rows(const MutableRows& rows, std::size_t dim, std::size_t firs
 template <MutableKvCacheView View>
 void compact(const View& view, const KeepMask& mask) {
   const CacheShape shape = view.shape();
-  detail::require(mask.num_layers() == shape.num_layers, "compact", "mask num_layers",
-                  mask.num_layers(), "must be the view's");
-  detail::require(mask.num_kv_heads() == shape.num_kv_heads, "compact", "mask num_kv_heads",
-                  mask.num_kv_heads(), "must be the view's");
+  detail::check_mask_fits(view, mask, "compact");
   for (std::size_t layer = 0; layer < shape.num_layers; ++layer) {
     for (std::size_t head = 0; head < shape.num_kv_heads; ++head) {
       const MutableLane lane = view.mutable_lane(layer, head);
-      detail::require(mask.seq_len(layer, head) == lane.seq_len, "compact", "mask seq_len",
-                      mask.seq_len(layer, head), "must be the view's");
       detail::require(lane.keys.movable() && lane.values.movable(), "compact", "layer", layer,
                       "has rows with load_row but no move_row");
     }

@@ -1,0 +1,63 @@
+#ifndef KVEVICT_POLICIES_AGGREGATED_HPP_
+#define KVEVICT_POLICIES_AGGREGATED_HPP_
+
+#include "kvevict/allocation/whole_prompts.hpp"
+#include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/policies/composed.hpp"
+#include "kvevict/policies/key_geometry.hpp"
+#include "kvevict/scoring/pipeline.hpp"
+#include "kvevict/temporal/scores_over_steps.hpp"
+
+#include <string_view>
+
+KVEVICT_NAMESPACE_BEGIN
+
+template <class Base>
+struct AggregatedOptions : Base::Options {
+  TemporalRule temporal_rule = TemporalRule::kEma;
+  double decay = 0.8;  ///< weight of the past in the EMA, in [0, 1); InertiaKV's alpha
+};
+
+/// What a token is worth, aggregated over the steps since it came, over any recipe that scores the
+/// cache: the inertia of InertiaKV (arXiv 2609.03515, the wrapper of its ablations) for other
+/// scores than attention, and with kLifetimeMean the equal weight of all steps, without favour to
+/// recent ones, that FAEDKV (arXiv 2507.20030) asks for in another domain. kSingle is the base.
+///
+/// One sample a step, of all that is cached, and one at the end of a prompt, inside which nothing
+/// is cut. Tokens that come together, drafts too, count as the one step that they are. For rows of
+/// attention H2O and InertiaKV hold the same. Wants observe_cache in every step.
+template <Recipe Base>
+struct AggregatedOver : Base {
+  using Options = AggregatedOptions<Base>;
+  static constexpr std::string_view kPrefix = "Aggregated";
+  static constexpr std::string_view kName = detail::JoinedName<kPrefix, Base::kName>::kName;
+
+  static void check(const Options& options, const CacheShape& shape) {
+    if constexpr (requires { Base::check(options, shape); })
+      Base::check(options, shape);
+    detail::require(options.decay >= 0.0 && options.decay < 1.0, kName, "decay", options.decay,
+                    "must be in [0, 1)");
+  }
+  static auto pipeline(const Options& options, const CacheShape& shape) {
+    return Pipeline(ScoresOverSteps(shape, Base::scope(options), Base::pipeline(options, shape),
+                                    options.temporal_rule, options.decay));
+  }
+  static WholePrompts allocator(const Options& options, const CacheShape& /*shape*/) noexcept {
+    return {{.budget = options.budget}};
+  }
+  template <class Visit>
+  static void visit_options(Options& options, Visit&& visit) {
+    Base::visit_options(options, visit);
+    visit("temporal_rule", options.temporal_rule);
+    visit("decay", options.decay);
+  }
+};
+
+using AggregatedKeyDiff = Policy<Composed<AggregatedOver<KeyDiffRecipe>>>;
+
+static_assert(EvictionPolicy<AggregatedKeyDiff>);
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_POLICIES_AGGREGATED_HPP_

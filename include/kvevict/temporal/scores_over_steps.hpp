@@ -1,0 +1,166 @@
+#ifndef KVEVICT_TEMPORAL_SCORES_OVER_STEPS_HPP_
+#define KVEVICT_TEMPORAL_SCORES_OVER_STEPS_HPP_
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/protection.hpp"
+#include "kvevict/core/sequence.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/core/slot_array.hpp"
+#include "kvevict/core/types.hpp"
+#include "kvevict/scoring/lane_scores.hpp"
+#include "kvevict/scoring/score_input.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+KVEVICT_NAMESPACE_BEGIN
+
+/// What the scores s_1, s_2, .. that a token has in the steps since it came make together; s_1 is
+/// that of the step that brought it.
+enum class TemporalRule : std::uint8_t {
+  kSingle,        ///< s_t
+  kFrozen,        ///< s_1
+  kEma,           ///< m_t = decay m_(t-1) + (1 - decay) s_t, m_1 = s_1
+  kCumulative,    ///< s_1 + .. + s_t
+  kLifetimeMean,  ///< (s_1 + .. + s_t) / t: all steps weigh alike, and age is no advantage
+};
+
+[[nodiscard]] constexpr auto enum_names(TemporalRule /*type*/) noexcept {
+  return std::array<std::pair<std::string_view, TemporalRule>, 5>{
+      {{"single", TemporalRule::kSingle},
+       {"frozen", TemporalRule::kFrozen},
+       {"ema", TemporalRule::kEma},
+       {"cumulative", TemporalRule::kCumulative},
+       {"lifetime_mean", TemporalRule::kLifetimeMean}}};
+}
+
+/// A signal made of the scores that `Scorer`, a pipeline, gives step after step: [1, seq_len].
+/// Wants observe_cache once in every step, which costs one run of the scorer; under kFrozen, where
+/// the scorer looks at each token by itself, one over the new tokens. A prompt is one step, sampled
+/// at its end, whatever chunks it came in; under kFrozen a chunk is, so that it may be cut before
+/// the next. Tokens that are appended together have one sample together.
+///
+/// A sample that is not finite changes nothing (rule R19); a token that never had another one has
+/// -infinity, goes first and is counted. A new token starts with its first sample (rule R20), under
+/// kEma without a correction for its age. A rollback takes tokens back, not what the others' scores
+/// took from steps with them.
+///
+/// State: two floats per cached token and lane, the score and how many samples it is made of.
+template <class Scorer>
+class ScoresOverSteps {
+ public:
+  static constexpr Inputs kRequiredInputs = Scorer::kRequiredInputs;
+  static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
+  static_assert(Scorer::kAttentionUse == AttentionUse::kNone,
+                "samples are taken in observe_cache, where attention may still be missing");
+
+  /// @param scope  of the policy's mask
+  /// @param decay  weight of what was there before, in [0, 1); for kEma
+  ScoresOverSteps(const CacheShape& shape, MaskScope scope, Scorer scorer, TemporalRule rule,
+                  double decay = 0.0)
+      : scorer_(std::move(scorer)),
+        rule_(rule),
+        decay_(static_cast<float>(decay)),
+        scores_(shape, scope, 2) {}
+
+  [[nodiscard]] auto state() noexcept {
+    return std::tuple_cat(scorer_.signal().state(), std::tie(scores_));
+  }
+
+  std::size_t observe_cache(const ScoreInput& input) {
+    if (rule_ != TemporalRule::kFrozen && input.sequence.in_prompt())
+      return 0;
+    std::size_t non_finite = 0;
+    for (std::size_t lane = 0; lane < input.sequence.num_lanes(); ++lane) {
+      const std::span<float> scores = scores_.at(lane);
+      const std::span<float> counts = scores_.at(lane, 1);
+      const std::size_t first = rule_ == TemporalRule::kFrozen ? num_known(counts) : 0;
+      samples_.resize(std::max(samples_.size(), scores.size()));
+      const std::span<float> samples(samples_.data(), scores.size());
+      if (first < scores.size())
+        scorer_.score(input, lane, samples, first);
+      for (std::size_t slot = first; slot < scores.size(); ++slot) {
+        if (!std::isfinite(samples[slot])) {
+          ++non_finite;
+          continue;
+        }
+        counts[slot] += 1.0F;
+        scores[slot] = counts[slot] > 1.0F ? aggregate(scores[slot], samples[slot], counts[slot])
+                                           : samples[slot];
+      }
+    }
+    return non_finite;
+  }
+
+  void score(const ScoreInput& /*input*/, LaneScores& scores) const {
+    scores.start(0, scores.seq_len(), 1);
+    scores.keep_one();
+    const std::span<float> out = scores.array(0);
+    const std::span<const float> counts = scores_.at(scores.lane(), 1);
+    std::copy_n(scores_.at(scores.lane()).begin(), out.size(), out.begin());
+    for (std::size_t slot = 0; slot < out.size(); ++slot)
+      out[slot] = counts[slot] > 0.0F ? out[slot] : -std::numeric_limits<float>::infinity();
+  }
+  /// Whether a token that neither sinks nor window protect scores less than `threshold`, or has no
+  /// score. Pinned ones are not told apart.
+  [[nodiscard]] bool any_below(const Sequence& sequence, float threshold,
+                               const Protection& protection) const noexcept {
+    for (std::size_t lane = 0; lane < sequence.num_lanes(); ++lane) {
+      const std::span<const float> scores = scores_.at(lane);
+      const std::span<const float> counts = scores_.at(lane, 1);
+      std::size_t last = scores.size();
+      if (protection.after_prompt)
+        last = sequence.slots_before(lane, static_cast<std::size_t>(sequence.prompt().last));
+      last -= std::min(last, protection.recent_window);
+      bool below = false;
+      for (std::size_t slot = protection.num_sink_tokens; slot < last; ++slot)
+        below |= !(scores[slot] >= threshold) || counts[slot] == 0.0F;
+      if (below)
+        return true;
+    }
+    return false;
+  }
+
+ private:
+  // The newest tokens are the ones that may be missing.
+  [[nodiscard]] static std::size_t num_known(std::span<const float> counts) noexcept {
+    std::size_t known = counts.size();
+    while (known > 0 && counts[known - 1] == 0.0F)
+      --known;
+    return known;
+  }
+  [[nodiscard]] float aggregate(float before, float sample, float count) const noexcept {
+    switch (rule_) {
+      case TemporalRule::kSingle:
+        return sample;
+      case TemporalRule::kFrozen:
+        return before;
+      case TemporalRule::kEma:
+        return decay_ * before + (1.0F - decay_) * sample;
+      case TemporalRule::kCumulative:
+        return before + sample;
+      case TemporalRule::kLifetimeMean:
+        break;
+    }
+    return before + (sample - before) / count;
+  }
+
+  Scorer scorer_;
+  TemporalRule rule_;
+  float decay_;
+  SlotArray scores_;            // and, second, how many samples they are made of
+  std::vector<float> samples_;  // memory that is kept between calls
+};
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_TEMPORAL_SCORES_OVER_STEPS_HPP_

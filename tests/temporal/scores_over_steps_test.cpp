@@ -1,0 +1,210 @@
+// Scores over steps, through the policies that are made of them.
+#include "kvevict/temporal/scores_over_steps.hpp"
+
+#include "kvevict/policies/aggregated.hpp"
+#include "policies/window_cache.hpp"
+#include "support/errors.hpp"
+#include "support/masks.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace kvevict {
+namespace {
+
+using kvevict_test::mask_of;
+using kvevict_test::refuses;
+using kvevict_test::scores_of;
+using kvevict_test::WindowCache;
+
+constexpr CacheShape kShape{.num_layers = 1, .num_q_heads = 1, .num_kv_heads = 1, .head_dim = 1};
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+using Floats = std::vector<float>;
+using AggregatedKnorm = Policy<Composed<AggregatedOver<KnormRecipe>>>;
+
+AggregatedKnorm policy_of(TemporalRule rule, double decay = .5) {
+  AggregatedKnorm::Options options;
+  options.temporal_rule = rule;
+  options.decay = decay;
+  return {options, kShape};
+}
+
+/// A cache whose keys change from step to step, so that their scores, -|k|, do.
+struct Steps {
+  explicit Steps(AggregatedKnorm p) : policy(std::move(p)), cache(kShape, 16) {}
+
+  /// The keys of all slots; those behind the ones that are there are new tokens.
+  void step(const Floats& keys) {
+    const std::size_t count = keys.size() - cache.seq_len();
+    policy.append(count);
+    cache.append(count);
+    for (std::size_t slot = 0; slot < keys.size(); ++slot)
+      *cache.key(0, 0, slot) = keys[slot];
+    policy.observe_cache(cache.view());
+  }
+  Floats scores() { return scores_of(policy, cache); }
+
+  AggregatedKnorm policy;
+  WindowCache cache;
+};
+
+// Samples of slot 0: -1, -3, 0; of slot 1: -2, -2, none; of slot 2, from the second step: -5, -1;
+// of slot 3, the third step's: -6.
+Floats after_three_steps(TemporalRule rule) {
+  Steps steps(policy_of(rule));
+  steps.step({1, 2});
+  steps.step({3, 2, 5});
+  steps.step({0, kNaN, 1, 6});
+  EXPECT_EQ(steps.policy.counters().non_finite, 1U);
+  return steps.scores();
+}
+
+TEST(ScoresOverSteps, Single) {
+  EXPECT_EQ(after_three_steps(TemporalRule::kSingle), (Floats{0, -2, -1, -6}));
+}
+// -1 / 2 - 3 / 2 = -2, then -2 / 2 + 0; -5 / 2 - 1 / 2.
+TEST(ScoresOverSteps, Ema) {
+  EXPECT_EQ(after_three_steps(TemporalRule::kEma), (Floats{-1, -2, -3, -6}));
+}
+TEST(ScoresOverSteps, Cumulative) {
+  EXPECT_EQ(after_three_steps(TemporalRule::kCumulative), (Floats{-4, -4, -6, -6}));
+}
+// A sample that is missing does not count in the divisor.
+TEST(ScoresOverSteps, LifetimeMean) {
+  const Floats scores = after_three_steps(TemporalRule::kLifetimeMean);
+  EXPECT_FLOAT_EQ(scores[0], -4.0F / 3);
+  EXPECT_EQ(scores[1], -2.0F);
+  EXPECT_EQ(scores[2], -3.0F);
+}
+// The NaN of the third step is not looked at: slot 1 has its score.
+TEST(ScoresOverSteps, Frozen) {
+  Steps steps(policy_of(TemporalRule::kFrozen));
+  steps.step({1, 2});
+  steps.step({3, 2, 5});
+  steps.step({0, kNaN, 1, 6});
+  EXPECT_EQ(steps.scores(), (Floats{-1, -2, -5, -6}));
+  EXPECT_EQ(steps.policy.counters().non_finite, 0U);
+}
+
+// A weight of 0 for the past is no past.
+TEST(ScoresOverSteps, AnEmaWithoutDecayIsTheNewestSample) {
+  Steps steps(policy_of(TemporalRule::kEma, 0.0));
+  steps.step({1, 2});
+  steps.step({3, 4, 5});
+  EXPECT_EQ(steps.scores(), (Floats{-3, -4, -5}));
+}
+
+// Rule R19: a token that never had a number goes first, and starts with the first that it gets.
+TEST(ScoresOverSteps, ATokenWithoutANumber) {
+  Steps steps(policy_of(TemporalRule::kCumulative));
+  steps.step({1, kNaN});
+  EXPECT_EQ(steps.scores(), (Floats{-1, -kInfinity}));
+  steps.step({1, 4, 2});
+  EXPECT_EQ(steps.scores(), (Floats{-2, -4, -2}));
+}
+
+// A step that the engine did not show is a sample less; a token whose first step it was is scored
+// when it is seen.
+TEST(ScoresOverSteps, AStepThatWasNotShown) {
+  for (const TemporalRule rule : {TemporalRule::kFrozen, TemporalRule::kSingle}) {
+    Steps steps(policy_of(rule));
+    steps.step({1, 2});
+    steps.policy.append(1);
+    steps.cache.append(1);
+    *steps.cache.key(0, 0, 2) = 7;
+    EXPECT_EQ(steps.scores(), (Floats{-1, -2, -kInfinity}));
+    steps.step({1, 2, 7, 3});
+    EXPECT_EQ(steps.scores(), (Floats{-1, -2, -7, -3}));
+    EXPECT_EQ(steps.policy.counters().missing_signals, 1U);
+  }
+}
+
+// A prompt in chunks is one step, and inside it nothing is cut; frozen scores are there at once.
+TEST(ScoresOverSteps, APromptIsOneStep) {
+  AggregatedKnorm::Options options;
+  options.budget = 1;
+  options.temporal_rule = TemporalRule::kCumulative;
+  Steps steps(AggregatedKnorm(options, kShape));
+  steps.policy.begin(3);
+  steps.step({1, 2});
+  EXPECT_EQ(steps.scores(), (Floats{-kInfinity, -kInfinity}));
+  EXPECT_FALSE(steps.policy.should_evict());
+  steps.step({1, 2, 3});
+  EXPECT_EQ(steps.scores(), (Floats{-1, -2, -3}));
+  steps.policy.end_prefill(steps.cache.view());
+  EXPECT_TRUE(steps.policy.should_evict());
+  steps.step({1, 2, 3, 4});
+  EXPECT_EQ(steps.scores(), (Floats{-2, -4, -6, -4}));
+  Steps frozen(policy_of(TemporalRule::kFrozen));
+  frozen.policy.begin(3);
+  frozen.step({1, 2});
+  EXPECT_EQ(frozen.scores(), (Floats{-1, -2}));
+}
+
+TEST(ScoresOverSteps, FollowTheCache) {
+  Steps steps(policy_of(TemporalRule::kCumulative));
+  steps.step({1, 2, 3, 4});
+  const KeepMask mask = mask_of(MaskScope::kHead, 1, 1, {"1011"});
+  steps.cache.evict(mask);
+  steps.policy.apply(mask);
+  EXPECT_EQ(steps.scores(), (Floats{-1, -3, -4}));
+  steps.step({1, 3, 4, 5});
+  EXPECT_EQ(steps.scores(), (Floats{-2, -6, -8, -5}));
+  steps.policy.truncate(4);
+  steps.cache.truncate(3);
+  EXPECT_EQ(steps.scores(), (Floats{-2, -6, -8}));
+  steps.policy.reset();
+  steps.cache.truncate(0);
+  steps.step({9});
+  EXPECT_EQ(steps.scores(), (Floats{-9}));
+}
+
+// Scores that do not change come through every rule but the sum, which is what age makes of them.
+TEST(ScoresOverSteps, ScoresThatStayTheSame) {
+  for (const TemporalRule rule : {TemporalRule::kSingle, TemporalRule::kFrozen, TemporalRule::kEma,
+                                  TemporalRule::kLifetimeMean}) {
+    Steps steps(policy_of(rule));
+    steps.step({4, 2});
+    steps.step({4, 2, 8});
+    steps.step({4, 2, 8, 1});
+    EXPECT_EQ(steps.scores(), (Floats{-4, -2, -8, -1}));
+  }
+}
+
+// KeyDiff's score of a token changes with its neighbours: of the first alone it is -1, beside one
+// at a right angle -cos(45 degrees). The mean of both steps is -.853553, kept apart by heads.
+TEST(ScoresOverSteps, EachLaneHasItsOwn) {
+  constexpr CacheShape kTwo{.num_layers = 2, .num_q_heads = 1, .num_kv_heads = 1, .head_dim = 2};
+  AggregatedKeyDiff::Options options;
+  options.temporal_rule = TemporalRule::kLifetimeMean;
+  AggregatedKeyDiff policy(options, kTwo);
+  WindowCache cache(kTwo, 2);
+  const auto step = [&](float x, float y) {
+    const std::size_t slot = cache.seq_len();
+    policy.append(1);
+    cache.append(1);
+    for (std::size_t layer = 0; layer < 2; ++layer) {
+      cache.key(layer, 0, slot)[0] = layer == 0 ? x : 1.0F;
+      cache.key(layer, 0, slot)[1] = layer == 0 ? y : 0.0F;
+    }
+    policy.observe_cache(cache.view());
+  };
+  step(1, 0);
+  step(0, 1);
+  EXPECT_NEAR(scores_of(policy, cache, 0)[0], -.853553F, 1e-6);
+  EXPECT_NEAR(scores_of(policy, cache, 0)[1], -.707107F, 1e-6);
+  EXPECT_NEAR(scores_of(policy, cache, 1)[0], -1.0F, 1e-6);
+}
+
+TEST(Aggregated, RefusesADecayThatKeepsAll) {
+  EXPECT_TRUE(refuses([] { policy_of(TemporalRule::kEma, 1.0); },
+                      {"AggregatedKnorm", "decay = 1", "must be in [0, 1)"}));
+}
+
+}  // namespace
+}  // namespace kvevict
