@@ -24,6 +24,7 @@ set(KVEVICT_HEADERS
     include/kvevict/core/lag_partitions.hpp
     include/kvevict/core/lane.hpp
     include/kvevict/core/protection.hpp
+    include/kvevict/core/random_stream.hpp
     include/kvevict/core/rerotation.hpp
     include/kvevict/core/rotary.hpp
     include/kvevict/core/scored_lane.hpp
@@ -80,6 +81,7 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/snapkv.hpp
     include/kvevict/policies/streaming_llm.hpp
     include/kvevict/policies/tova.hpp
+    include/kvevict/policies/triattention.hpp
     include/kvevict/policies/value_weighted.hpp
     include/kvevict/policies/window_voting.hpp
     include/kvevict/scoring/attention_columns.hpp
@@ -94,6 +96,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/cur_scores.hpp
     include/kvevict/scoring/expected_attention.hpp
     include/kvevict/scoring/future_queries.hpp
+    include/kvevict/scoring/future_query_signal.hpp
     include/kvevict/scoring/group_reduce.hpp
     include/kvevict/scoring/key_redundancy.hpp
     include/kvevict/scoring/kv_part.hpp
@@ -111,8 +114,10 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/pipeline.hpp
     include/kvevict/scoring/pooling.hpp
     include/kvevict/scoring/projected_norms.hpp
+    include/kvevict/scoring/query_centres.hpp
     include/kvevict/scoring/query_filters.hpp
     include/kvevict/scoring/query_statistics.hpp
+    include/kvevict/scoring/random_scores.hpp
     include/kvevict/scoring/recent_attention.hpp
     include/kvevict/scoring/recent_rows.hpp
     include/kvevict/scoring/row_blocks.hpp

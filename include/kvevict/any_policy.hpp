@@ -45,6 +45,7 @@
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/policies/tova.hpp"
+#include "kvevict/policies/triattention.hpp"
 #include "kvevict/policies/value_weighted.hpp"
 #include "kvevict/policies/window_voting.hpp"
 #include "kvevict/scoring/output_projection.hpp"
@@ -282,6 +283,7 @@ using NamedPolicies = PolicyList<
     PyramidKV,
     QFilters,
     RaaS,
+    RandomAttention,
     RKV,
     RocketKV,
     ScissorHands,
@@ -289,6 +291,8 @@ using NamedPolicies = PolicyList<
     TOVA,
     TOVACAOTE,
     TOVAFastCAOTE,
+    TriAttention,
+    TriAttentionStats,
     VATP>;
 // clang-format on
 

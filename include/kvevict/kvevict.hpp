@@ -46,6 +46,7 @@
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/policies/tova.hpp"
+#include "kvevict/policies/triattention.hpp"
 #include "kvevict/policies/value_weighted.hpp"
 #include "kvevict/policies/window_voting.hpp"
 #include "kvevict/version.hpp"

@@ -34,6 +34,7 @@
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/policies/tova.hpp"
+#include "kvevict/policies/triattention.hpp"
 #include "kvevict/policies/value_weighted.hpp"
 #include "support/random.hpp"
 #include "support/score_policy.hpp"
@@ -178,7 +179,8 @@ Options with_rotary(std::size_t budget) {
 }
 template <class Options>
 Options with_statistics(std::size_t budget) {
-  auto statistics = std::make_shared<kvevict::QueryStatistics>(kToyShape, true);
+  Options options = with_rotary<Options>(budget);
+  auto statistics = std::make_shared<kvevict::QueryStatistics>(kToyShape, true, options.rotary);
   Random random(21);
   std::vector<float> query(kToyShape.head_dim);
   for (std::size_t head = 0; head < kToyShape.num_layers * kToyShape.num_q_heads * 9; ++head) {
@@ -187,8 +189,24 @@ Options with_statistics(std::size_t budget) {
     statistics->add(head / 9 / kToyShape.num_q_heads, head / 9 % kToyShape.num_q_heads,
                     query.data());
   }
-  Options options = with_rotary<Options>(budget);
   options.query_statistics = statistics;
+  return options;
+}
+/// Without an interval: the cache stays at the budget.
+kvevict::RandomAttentionOptions random_attention(std::size_t budget) {
+  return {.budget = budget, .interval = 1, .recent_window = 2};
+}
+template <class P>
+kvevict::TriAttentionOptions tri(std::size_t budget, kvevict::TriAttentionMode mode) {
+  constexpr bool kGiven = P::kAttentionUse == kvevict::AttentionUse::kNone;
+  auto options = kGiven ? with_statistics<kvevict::TriAttentionOptions>(budget)
+                        : with_rotary<kvevict::TriAttentionOptions>(budget);
+  options.interval = 1;
+  options.protect_prompt = false;
+  options.num_sink_tokens = 1;
+  options.recent_window = 2;
+  options.mode = mode;
+  options.min_queries = 6;
   return options;
 }
 kvevict::QFiltersOptions qfilters(std::size_t budget) {
@@ -284,6 +302,22 @@ const std::vector<PolicyCase>& policy_cases() {
             return kvevict::RandomEvictionOptions{
                 .budget = budget, .shared = true, .only_at_prefill_end = true};
           }),
+      case_of<kvevict::RandomAttention>("RandomAttention", random_attention),
+      case_of<kvevict::TriAttention>("TriAttention",
+                                     [](std::size_t budget) {
+                                       return tri<kvevict::TriAttention>(
+                                           budget, kvevict::TriAttentionMode::kPerLayerHead);
+                                     }),
+      case_of<kvevict::TriAttention>("TriAttentionPerHead",
+                                     [](std::size_t budget) {
+                                       return tri<kvevict::TriAttention>(
+                                           budget, kvevict::TriAttentionMode::kPerHead);
+                                     }),
+      case_of<kvevict::TriAttentionStats>("TriAttentionStats",
+                                          [](std::size_t budget) {
+                                            return tri<kvevict::TriAttentionStats>(
+                                                budget, kvevict::TriAttentionMode::kUnion);
+                                          }),
       case_of<kvevict::StreamingLLM>("StreamingLLM",
                                      [](std::size_t budget) {
                                        return kvevict::StreamingLLMOptions{
