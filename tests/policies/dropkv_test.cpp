@@ -161,13 +161,19 @@ TEST(DropKV, DoesNotSeeACommonShiftOfValues) {
     EXPECT_NEAR(scores_of(a, here.cache)[slot], scores_of(b, there.cache)[slot], 1e-5);
 }
 
-// A token with all the attention stays, with a score that is a number.
+// p of slot 1 is 1 in float. Without it the others share the row, (3 + 0 + 2) / 3 = 5/3, so that
+// the output moves by 1 + 5/3; where the others have no mass at all, to 0.
 TEST(DropKV, ATokenWithAllTheMassStays) {
-  OneRow row({1e-30, 1.0, 1e-30, 1e-30}, {3, -1, 0, 2});
+  OneRow row({1e-20, 1.0, 1e-20, 1e-20}, {3, -1, 0, 2});
   DropKV policy(without_pooling(2, 1), kOneHead);
   row.feed(policy);
   EXPECT_EQ(policy.counters().non_finite, 0U);
+  EXPECT_NEAR(scores_of(policy, row.cache)[1], 64 / 9., 1e-4);
   EXPECT_EQ(text_of(policy.select(row.cache.view())), "0101");
+  OneRow alone({1e-200, 1.0, 1e-200, 1e-200}, {3, -2, 0, 2});
+  DropKV other(without_pooling(2, 1), kOneHead);
+  alone.feed(other);
+  EXPECT_EQ(scores_of(other, alone.cache)[1], 4.0F);
 }
 
 TEST(DropKV, WantsValuesWithTheQueries) {

@@ -37,7 +37,7 @@ KVEVICT_NAMESPACE_BEGIN
 /// gives for one row. Exact where some mass went to a sink outside the cache, too.
 ///
 /// Outputs need the values while the rows are there, so the policy takes queries, and the view that
-/// comes with them has to hold the values of their layer. A p of 1 counts as the float below it.
+/// comes with them has to hold the values of their layer.
 /// @note  O(window * seq_len * value_dim) per query head, once a prompt.
 class WindowRemoval {
  public:
@@ -104,15 +104,47 @@ class WindowRemoval {
                                  p = 0.0F;
                                  return;
                                }
-                               const double factor = removal_factor(std::min(p, kBelowOne));
+                               if (p > kDominant)
+                                 return;  // looked at below
+                               const double factor = removal_factor(p);
                                p = static_cast<float>(factor * factor * squared_distance);
                              });
+    for (std::size_t i = 0; i < num; ++i)
+      dominant_change(group, i, lane, dim, kernel);
     GroupRows changed = group;
     changed.data = changes_.data();
     changed.row_stride = static_cast<std::ptrdiff_t>(len);
     changed.head_stride = static_cast<std::ptrdiff_t>(group.num_rows * len);
     return columns_.observe(changed, kernel);
   }
+
+  // Where one token has nearly all of a row's mass, neither 1 - p nor v - o has digits left.
+  // Without it the output is that of the others, x = sum p_k v_k / (1 - p), so that the change is p
+  // (v - x).
+  void dominant_change(const GroupRows& group, std::size_t i, const Lane& lane, std::size_t dim,
+                       const kernels::KernelSet& kernel) {
+    const std::size_t r = i % group.num_rows;
+    const std::size_t visible = group.visible(r);
+    const float* given = group.row(i / group.num_rows, r);
+    const auto token = static_cast<std::size_t>(std::max_element(given, given + visible) - given);
+    const float p = given[token];
+    if (!(p > kDominant))
+      return;
+    const std::size_t len = group.visible(group.num_rows - 1);
+    rest_.assign(given, given + visible);
+    rest_[token] = 0.0F;
+    const double mass = std::max(1.0 - static_cast<double>(p), kernel.sum(rest_.data(), visible));
+    const std::span<float> others(outputs_.data() + i * dim, dim);
+    weighted_row_sum(lane.values, dim, 0, rest_, kernel, gathered_, widened_, others);
+    kernel.scale(mass > 0.0 ? static_cast<float>(1.0 / mass) : 0.0F, dim, others.data());
+    for_each_output_distance(lane.values, dim, token, token + 1, others, kernel, gathered_,
+                             widened_, [&](std::size_t, std::size_t slot, double squared_distance) {
+                               changes_[i * len + slot] =
+                                   p * p * static_cast<float>(squared_distance);
+                             });
+  }
+
+  static constexpr float kDominant = 0.999F;
 
   std::string_view where_;
   std::size_t window_;
@@ -121,6 +153,7 @@ class WindowRemoval {
   // Memory that is kept between calls.
   std::vector<float> changes_;  // [query heads, rows of a block, slots]
   std::vector<float> outputs_;  // [query heads, rows of a block, value_dim]
+  std::vector<float> rest_;     // a row without its largest entry
   std::vector<float> gathered_;
   std::vector<float> widened_;
 };
