@@ -56,6 +56,7 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/controls.hpp
     include/kvevict/policies/criticalkv.hpp
     include/kvevict/policies/curdkv.hpp
+    include/kvevict/policies/dropkv.hpp
     include/kvevict/policies/epikv.hpp
     include/kvevict/policies/epikv_attention.hpp
     include/kvevict/policies/epikv_key_value.hpp
@@ -70,6 +71,7 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/lagkv.hpp
     include/kvevict/policies/laprox.hpp
     include/kvevict/policies/lazy_lanes.hpp
+    include/kvevict/policies/nestedkv.hpp
     include/kvevict/policies/offline_budgets.hpp
     include/kvevict/policies/policy.hpp
     include/kvevict/policies/pyramidkv.hpp
@@ -82,7 +84,9 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/streaming_llm.hpp
     include/kvevict/policies/tova.hpp
     include/kvevict/policies/triattention.hpp
+    include/kvevict/policies/twinkv.hpp
     include/kvevict/policies/value_weighted.hpp
+    include/kvevict/policies/vase.hpp
     include/kvevict/policies/window_voting.hpp
     include/kvevict/scoring/attention_columns.hpp
     include/kvevict/scoring/attention_rows.hpp
@@ -99,12 +103,14 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/future_query_signal.hpp
     include/kvevict/scoring/group_reduce.hpp
     include/kvevict/scoring/key_redundancy.hpp
+    include/kvevict/scoring/key_twins.hpp
     include/kvevict/scoring/kv_part.hpp
     include/kvevict/scoring/lag_deviation.hpp
     include/kvevict/scoring/lag_scores.hpp
     include/kvevict/scoring/lane_scores.hpp
     include/kvevict/scoring/leverage.hpp
     include/kvevict/scoring/min_max.hpp
+    include/kvevict/scoring/nested_anomalies.hpp
     include/kvevict/scoring/normalize.hpp
     include/kvevict/scoring/observation_window.hpp
     include/kvevict/scoring/output_change.hpp
@@ -119,6 +125,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/query_statistics.hpp
     include/kvevict/scoring/random_scores.hpp
     include/kvevict/scoring/recent_attention.hpp
+    include/kvevict/scoring/recent_queries.hpp
     include/kvevict/scoring/recent_rows.hpp
     include/kvevict/scoring/row_blocks.hpp
     include/kvevict/scoring/row_counts.hpp
@@ -132,17 +139,21 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/token_variance.hpp
     include/kvevict/scoring/value_norms.hpp
     include/kvevict/scoring/value_prior.hpp
+    include/kvevict/scoring/value_range.hpp
     include/kvevict/scoring/weighted_rows.hpp
     include/kvevict/scoring/window_moments.hpp
+    include/kvevict/scoring/window_removal.hpp
     include/kvevict/scoring/window_vote.hpp
     include/kvevict/selection/equal_quotas.hpp
     include/kvevict/selection/head_floors.hpp
     include/kvevict/selection/partition_quotas.hpp
     include/kvevict/selection/pool_selection.hpp
+    include/kvevict/selection/reserve.hpp
     include/kvevict/selection/segment_caps.hpp
     include/kvevict/selection/slot_bits.hpp
     include/kvevict/selection/streaming_top_k.hpp
     include/kvevict/selection/top_k.hpp
+    include/kvevict/selection/twin_repair.hpp
     include/kvevict/selection/two_stage.hpp
     include/kvevict/selection/whole_chunks.hpp
     include/kvevict/selection/whole_pages.hpp

@@ -22,6 +22,7 @@
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/criticalkv.hpp"
 #include "kvevict/policies/curdkv.hpp"
+#include "kvevict/policies/dropkv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
 #include "kvevict/policies/epikv_key_value.hpp"
@@ -35,6 +36,7 @@
 #include "kvevict/policies/lagkv.hpp"
 #include "kvevict/policies/laprox.hpp"
 #include "kvevict/policies/lazy_lanes.hpp"
+#include "kvevict/policies/nestedkv.hpp"
 #include "kvevict/policies/offline_budgets.hpp"
 #include "kvevict/policies/pyramidkv.hpp"
 #include "kvevict/policies/qfilters.hpp"
@@ -46,7 +48,9 @@
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/policies/tova.hpp"
 #include "kvevict/policies/triattention.hpp"
+#include "kvevict/policies/twinkv.hpp"
 #include "kvevict/policies/value_weighted.hpp"
+#include "kvevict/policies/vase.hpp"
 #include "kvevict/policies/window_voting.hpp"
 #include "kvevict/scoring/output_projection.hpp"
 #include "kvevict/scoring/query_filters.hpp"
@@ -252,6 +256,7 @@ using NamedPolicies = PolicyList<
     EpiKVSegmentHS,
     EpiKVSeg,
     AdaKV,
+    AdaKVDropKV,
     AdaKVKeyDiff,
     AdaKVKnorm,
     AhaKV,
@@ -263,6 +268,7 @@ using NamedPolicies = PolicyList<
     CriticalAdaKV,
     CriticalKV,
     CurDKV,
+    DropKV,
     DuoAttention,
     EvolKV,
     ExpectedAttention,
@@ -278,6 +284,7 @@ using NamedPolicies = PolicyList<
     Leverage,
     LongFlow,
     LUKVKnorm,
+    NestedKV,
     NonCausal,
     PerLayerKnorm,
     PyramidKV,
@@ -293,6 +300,9 @@ using NamedPolicies = PolicyList<
     TOVAFastCAOTE,
     TriAttention,
     TriAttentionStats,
+    TwinKVKnorm,
+    TwinKVSnapKV,
+    VaSE,
     VATP>;
 // clang-format on
 

@@ -11,6 +11,7 @@
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/criticalkv.hpp"
 #include "kvevict/policies/curdkv.hpp"
+#include "kvevict/policies/dropkv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
 #include "kvevict/policies/epikv_key_value.hpp"
@@ -24,6 +25,7 @@
 #include "kvevict/policies/lagkv.hpp"
 #include "kvevict/policies/laprox.hpp"
 #include "kvevict/policies/lazy_lanes.hpp"
+#include "kvevict/policies/nestedkv.hpp"
 #include "kvevict/policies/offline_budgets.hpp"
 #include "kvevict/policies/pyramidkv.hpp"
 #include "kvevict/policies/qfilters.hpp"
@@ -35,7 +37,9 @@
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/policies/tova.hpp"
 #include "kvevict/policies/triattention.hpp"
+#include "kvevict/policies/twinkv.hpp"
 #include "kvevict/policies/value_weighted.hpp"
+#include "kvevict/policies/vase.hpp"
 #include "support/random.hpp"
 #include "support/score_policy.hpp"
 
@@ -192,6 +196,37 @@ Options with_statistics(std::size_t budget) {
   options.query_statistics = statistics;
   return options;
 }
+kvevict::DropKVOptions drop(std::size_t budget) {
+  return {.budget = budget, .observation_window = 4};
+}
+kvevict::AdaKVDropKV::Options ada_drop(std::size_t budget) {
+  kvevict::AdaKVDropKV::Options options;
+  options.budget = budget;
+  options.observation_window = 4;
+  return options;
+}
+template <class Options>
+Options twins(std::size_t budget) {
+  Options options;
+  options.budget = budget;
+  options.twin_similarity = .6;
+  options.twin_distance = 1;
+  options.twin_num_sinks = 1;
+  options.twin_recent = 2;
+  return options;
+}
+kvevict::TwinKVSnapKV::Options snap_twins(std::size_t budget) {
+  auto options = twins<kvevict::TwinKVSnapKV::Options>(budget);
+  options.observation_window = 4;
+  return options;
+}
+kvevict::VaSEOptions vase(std::size_t budget) {
+  return {.budget = budget,
+          .interval = 1,
+          .num_sink_tokens = 1,
+          .recent_window = 2,
+          .observation_window = 4};
+}
 /// Without an interval: the cache stays at the budget.
 kvevict::RandomAttentionOptions random_attention(std::size_t budget) {
   return {.budget = budget, .interval = 1, .recent_window = 2};
@@ -303,6 +338,12 @@ const std::vector<PolicyCase>& policy_cases() {
                 .budget = budget, .shared = true, .only_at_prefill_end = true};
           }),
       case_of<kvevict::RandomAttention>("RandomAttention", random_attention),
+      case_of<kvevict::DropKV>("DropKV", drop),
+      case_of<kvevict::AdaKVDropKV>("AdaKVDropKV", ada_drop),
+      case_of<kvevict::NestedKV>("NestedKV"),
+      case_of<kvevict::TwinKVKnorm>("TwinKVKnorm", twins<kvevict::TwinKVKnorm::Options>),
+      case_of<kvevict::TwinKVSnapKV>("TwinKVSnapKV", snap_twins),
+      case_of<kvevict::VaSE>("VaSE", vase),
       case_of<kvevict::TriAttention>("TriAttention",
                                      [](std::size_t budget) {
                                        return tri<kvevict::TriAttention>(
