@@ -99,6 +99,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/critical_scores.hpp
     include/kvevict/scoring/cur_scores.hpp
     include/kvevict/scoring/expected_attention.hpp
+    include/kvevict/scoring/finite_rows.hpp
     include/kvevict/scoring/future_queries.hpp
     include/kvevict/scoring/future_query_signal.hpp
     include/kvevict/scoring/group_reduce.hpp

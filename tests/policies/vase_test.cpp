@@ -225,6 +225,21 @@ TEST(VaSE, QueriesTakenBackDoNotVote) {
   EXPECT_EQ(engine.select(), other.select());
 }
 
+// Whatever its vote: where keys or values are NaN the token goes first, and is counted.
+TEST(VaSE, ATokenOfNaNGoesFirst) {
+  TestEngine<VaSE> engine(
+      VaSE({.budget = 39, .interval = 1, .num_sink_tokens = 1, .recent_window = 4}, kGroup),
+      layouts::nhd(kGroup, 200, kvevict::ElementType::kF32), {.nan_position = 7});
+  engine.prompt(40);
+  EXPECT_TRUE(engine.evict_if_due());
+  for (std::size_t lane = 0; lane < 4; ++lane) {
+    const std::vector<std::size_t>& kept = engine.positions(lane / 2, lane % 2);
+    EXPECT_EQ(kept.size(), 39U);
+    EXPECT_FALSE(std::binary_search(kept.begin(), kept.end(), 7U));
+  }
+  EXPECT_GT(engine.policy.counters().non_finite, 0U);
+}
+
 TEST(VaSE, RefusesABadWindow) {
   EXPECT_TRUE(refuses([] { VaSE policy({.observation_window = 0}, kOneHead); },
                       {"VaSE", "observation_window", "0"}));

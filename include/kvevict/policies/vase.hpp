@@ -6,6 +6,7 @@
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/policies/composed.hpp"
+#include "kvevict/scoring/finite_rows.hpp"
 #include "kvevict/scoring/group_reduce.hpp"
 #include "kvevict/scoring/pipeline.hpp"
 #include "kvevict/scoring/pooling.hpp"
@@ -59,7 +60,7 @@ struct VaSERecipe {
   }
   static auto pipeline(const Options& options, const CacheShape& shape) {
     return RecentQueries(kName, shape, options.observation_window, options.recent_window) |
-           Pool{options.pooling} | GroupReduction{GroupReduce::kMean} |
+           Pool{options.pooling} | GroupReduction{GroupReduce::kMean} | FiniteRowsOnly{} |
            when(options.sample,
                 DrawByWeight{
                     {.seed = options.seed, .sequence_id = options.sequence_id, .redraw = true}});
