@@ -32,6 +32,7 @@ set(KVEVICT_HEADERS
     include/kvevict/core/lane.hpp
     include/kvevict/core/plan.hpp
     include/kvevict/core/protection.hpp
+    include/kvevict/core/random_stream.hpp
     include/kvevict/core/rerotation.hpp
     include/kvevict/core/rotary.hpp
     include/kvevict/core/scored_lane.hpp
@@ -68,6 +69,7 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/curdkv.hpp
     include/kvevict/policies/defensivekv.hpp
     include/kvevict/policies/dms.hpp
+    include/kvevict/policies/dropkv.hpp
     include/kvevict/policies/entropy_gated_chunkkv.hpp
     include/kvevict/policies/epikv.hpp
     include/kvevict/policies/epikv_attention.hpp
@@ -87,6 +89,7 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/lagkv.hpp
     include/kvevict/policies/laprox.hpp
     include/kvevict/policies/lazy_lanes.hpp
+    include/kvevict/policies/nestedkv.hpp
     include/kvevict/policies/offline_budgets.hpp
     include/kvevict/policies/policy.hpp
     include/kvevict/policies/pyramidkv.hpp
@@ -99,7 +102,10 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/streaming_llm.hpp
     include/kvevict/policies/thinkv.hpp
     include/kvevict/policies/tova.hpp
+    include/kvevict/policies/triattention.hpp
+    include/kvevict/policies/twinkv.hpp
     include/kvevict/policies/value_weighted.hpp
+    include/kvevict/policies/vase.hpp
     include/kvevict/policies/window_voting.hpp
     include/kvevict/scoring/attention_columns.hpp
     include/kvevict/scoring/attention_rows.hpp
@@ -112,8 +118,10 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/critical_scores.hpp
     include/kvevict/scoring/cur_scores.hpp
     include/kvevict/scoring/expected_attention.hpp
+    include/kvevict/scoring/finite_rows.hpp
     include/kvevict/scoring/forward_max.hpp
     include/kvevict/scoring/future_queries.hpp
+    include/kvevict/scoring/future_query_signal.hpp
     include/kvevict/scoring/given_scores.hpp
     include/kvevict/scoring/group_reduce.hpp
     include/kvevict/scoring/gumbel_rows.hpp
@@ -122,12 +130,14 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/key_clusters.hpp
     include/kvevict/scoring/key_diversity.hpp
     include/kvevict/scoring/key_redundancy.hpp
+    include/kvevict/scoring/key_twins.hpp
     include/kvevict/scoring/kv_part.hpp
     include/kvevict/scoring/lag_deviation.hpp
     include/kvevict/scoring/lag_scores.hpp
     include/kvevict/scoring/lane_scores.hpp
     include/kvevict/scoring/leverage.hpp
     include/kvevict/scoring/min_max.hpp
+    include/kvevict/scoring/nested_anomalies.hpp
     include/kvevict/scoring/normalize.hpp
     include/kvevict/scoring/observation_window.hpp
     include/kvevict/scoring/output_change.hpp
@@ -140,9 +150,12 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/pooled_attention.hpp
     include/kvevict/scoring/pooling.hpp
     include/kvevict/scoring/projected_norms.hpp
+    include/kvevict/scoring/query_centres.hpp
     include/kvevict/scoring/query_filters.hpp
     include/kvevict/scoring/query_statistics.hpp
+    include/kvevict/scoring/random_scores.hpp
     include/kvevict/scoring/recent_attention.hpp
+    include/kvevict/scoring/recent_queries.hpp
     include/kvevict/scoring/recent_rows.hpp
     include/kvevict/scoring/replay_scores.hpp
     include/kvevict/scoring/row_blocks.hpp
@@ -160,8 +173,10 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/unit_key.hpp
     include/kvevict/scoring/value_norms.hpp
     include/kvevict/scoring/value_prior.hpp
+    include/kvevict/scoring/value_range.hpp
     include/kvevict/scoring/weighted_rows.hpp
     include/kvevict/scoring/window_moments.hpp
+    include/kvevict/scoring/window_removal.hpp
     include/kvevict/scoring/window_vote.hpp
     include/kvevict/scoring/worst_case_attention.hpp
     include/kvevict/selection/chunk_quotas.hpp
@@ -176,12 +191,14 @@ set(KVEVICT_HEADERS
     include/kvevict/selection/pool_selection.hpp
     include/kvevict/selection/profiled_heads.hpp
     include/kvevict/selection/projection.hpp
+    include/kvevict/selection/reserve.hpp
     include/kvevict/selection/segment_caps.hpp
     include/kvevict/selection/segment_representatives.hpp
     include/kvevict/selection/slot_bits.hpp
     include/kvevict/selection/streaming_top_k.hpp
     include/kvevict/selection/stretch_top_k.hpp
     include/kvevict/selection/top_k.hpp
+    include/kvevict/selection/twin_repair.hpp
     include/kvevict/selection/two_stage.hpp
     include/kvevict/selection/whole_chunks.hpp
     include/kvevict/selection/whole_pages.hpp

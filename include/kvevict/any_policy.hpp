@@ -28,6 +28,7 @@
 #include "kvevict/policies/curdkv.hpp"
 #include "kvevict/policies/defensivekv.hpp"
 #include "kvevict/policies/dms.hpp"
+#include "kvevict/policies/dropkv.hpp"
 #include "kvevict/policies/entropy_gated_chunkkv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
@@ -46,6 +47,7 @@
 #include "kvevict/policies/lagkv.hpp"
 #include "kvevict/policies/laprox.hpp"
 #include "kvevict/policies/lazy_lanes.hpp"
+#include "kvevict/policies/nestedkv.hpp"
 #include "kvevict/policies/offline_budgets.hpp"
 #include "kvevict/policies/pyramidkv.hpp"
 #include "kvevict/policies/qfilters.hpp"
@@ -57,7 +59,10 @@
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/policies/thinkv.hpp"
 #include "kvevict/policies/tova.hpp"
+#include "kvevict/policies/triattention.hpp"
+#include "kvevict/policies/twinkv.hpp"
 #include "kvevict/policies/value_weighted.hpp"
+#include "kvevict/policies/vase.hpp"
 #include "kvevict/policies/window_voting.hpp"
 #include "kvevict/scoring/output_projection.hpp"
 #include "kvevict/scoring/query_filters.hpp"
@@ -322,6 +327,7 @@ using NamedPolicies = PolicyList<
     EpiKVSegmentHS,
     EpiKVSeg,
     AdaKV,
+    AdaKVDropKV,
     AdaKVKeyDiff,
     AdaKVKnorm,
     AdaptiveRKV,
@@ -339,6 +345,7 @@ using NamedPolicies = PolicyList<
     DefensiveKV,
     DMSKnorm,
     DMSQFilters,
+    DropKV,
     DuoAttention,
     EntropyGatedChunkKV,
     EvolKV,
@@ -363,11 +370,13 @@ using NamedPolicies = PolicyList<
     LongFlow,
     LUKVKnorm,
     MeanCentredNorm,
+    NestedKV,
     NonCausal,
     PerLayerKnorm,
     PyramidKV,
     QFilters,
     RaaS,
+    RandomAttention,
     RKV,
     RocketKV,
     ScissorHands,
@@ -376,6 +385,11 @@ using NamedPolicies = PolicyList<
     TOVA,
     TOVACAOTE,
     TOVAFastCAOTE,
+    TriAttention,
+    TriAttentionStats,
+    TwinKVKnorm,
+    TwinKVSnapKV,
+    VaSE,
     VATP>;
 // clang-format on
 

@@ -60,6 +60,7 @@ void run_simlayerkv(const GoldenCase& golden, GoldenReport& report);
 void run_snapkv(const GoldenCase& golden, GoldenReport& report);
 void run_streaming_llm(const GoldenCase& golden, GoldenReport& report);
 void run_tova(const GoldenCase& golden, GoldenReport& report);
+void run_triattention(const GoldenCase& golden, GoldenReport& report);
 
 /// Cases of a real model: `path` is its GGUF file.
 void run_model(const GoldenCase& golden, GoldenReport& report, const std::string& path);

@@ -73,6 +73,7 @@ const std::map<std::string, GoldenDriver>& drivers() {
       {"snapkv", run_snapkv},
       {"streaming_llm", run_streaming_llm},
       {"tova", run_tova},
+      {"TriAttention", run_triattention},
   };
   return map;
 }

@@ -14,6 +14,9 @@ namespace kvevict_test {
 namespace {
 
 using kvevict::FullKV;
+using kvevict::PromptProtection;
+using kvevict::RandomAttention;
+using kvevict::RandomAttentionOptions;
 using kvevict::RandomEviction;
 using kvevict::RandomEvictionOptions;
 using Positions = std::vector<std::size_t>;
@@ -115,6 +118,141 @@ TEST(RandomEviction, AShareOfAGrowingCache) {
   engine.evict_if_due();
   engine.decode(50);
   EXPECT_EQ(engine.positions().size(), 10U);
+}
+
+/// A prompt of 10 tokens, and `steps` behind it, none of them cut.
+TestEngine<RandomAttention> uncut(const RandomAttentionOptions& options, std::size_t steps) {
+  auto engine = make_engine<RandomAttention>(options);
+  engine.prompt(10);
+  for (std::size_t i = 0; i < steps; ++i)
+    engine.feed(1);
+  return engine;
+}
+
+// Budget 20 of 40: the prompt (10), the newest 4, and 6 of the 26 between them.
+TEST(RandomAttention, KeepsThePromptAndDrawsTheRest) {
+  auto engine = uncut({.budget = 20, .recent_window = 4}, 90);
+  const kvevict::KeepMask& mask = engine.select();
+  for (std::size_t lane = 0; lane < 4; ++lane) {
+    const Positions kept = kept_slots(mask, lane / 2, lane % 2);
+    ASSERT_EQ(kept.size(), 20U);
+    EXPECT_EQ(Positions(kept.begin(), kept.begin() + 10), range(0, 10));
+    EXPECT_EQ(Positions(kept.end() - 4, kept.end()), range(96, 100));
+  }
+  EXPECT_NE(kept_slots(mask, 0, 0), kept_slots(mask, 0, 1));
+  EXPECT_NE(kept_slots(mask, 0, 0), kept_slots(mask, 1, 0));
+}
+
+TEST(RandomAttention, WaitsForTheIntervalAndCutsToTheBudget) {
+  auto engine = make_engine<RandomAttention>({.budget = 20, .interval = 8, .recent_window = 4});
+  engine.prompt(40);  // prompts are not cut before decoding
+  EXPECT_FALSE(engine.policy.should_evict());
+  engine.decode(1);
+  EXPECT_EQ(engine.positions().size(), 20U);
+  engine.decode(7);
+  EXPECT_EQ(engine.positions().size(), 27U);
+  engine.decode(1);
+  EXPECT_EQ(engine.positions().size(), 20U);
+}
+
+// K = 20 - 4 = 16, a prompt of 40: 15 of its tokens are protected, one of the 21 others is drawn.
+TEST(RandomAttention, APromptBeyondTheBudgetGivesWay) {
+  auto engine = make_engine<RandomAttention>({.budget = 20, .interval = 1, .recent_window = 4});
+  engine.prompt(40);
+  engine.feed(1);
+  const Positions kept = kept_slots(engine.select());
+  ASSERT_EQ(kept.size(), 20U);
+  EXPECT_EQ(Positions(kept.begin(), kept.begin() + 15), range(0, 15));
+  EXPECT_EQ(Positions(kept.end() - 4, kept.end()), range(37, 41));
+  engine.evict_if_due();
+  EXPECT_EQ(engine.policy.counters().protected_entries, 4 * 19U);
+  EXPECT_EQ(engine.policy.counters().budget_not_reached, 0U);
+}
+
+TEST(RandomAttention, ThePlanBehindThePromptIsAPreset) {
+  auto engine = uncut({.budget = 20,
+                       .recent_window = 2,
+                       .protect = PromptProtection::kPlanPrefix,
+                       .plan_tokens = 5},
+                      90);
+  const Positions kept = kept_slots(engine.select());
+  EXPECT_EQ(Positions(kept.begin(), kept.begin() + 15), range(0, 15));
+  auto bare = uncut({.budget = 20, .recent_window = 2, .protect = PromptProtection::kNone}, 90);
+  EXPECT_NE(kept_slots(bare.select()).front() + kept_slots(bare.select())[1], 1U);
+}
+
+// A later prompt is protected too; what was decoded between them is not.
+TEST(RandomAttention, EveryPromptIsProtected) {
+  auto engine = uncut({.budget = 20, .recent_window = 2}, 40);
+  engine.prompt(5);
+  engine.feed(30);
+  const Positions kept = kept_slots(engine.select());
+  for (std::size_t slot = 50; slot < 55; ++slot)
+    EXPECT_TRUE(std::binary_search(kept.begin(), kept.end(), slot)) << slot;
+}
+
+// The draw depends on counters alone: asked twice it says the same, a fork goes on alike, and each
+// of seed, sequence and firing gives another one.
+TEST(RandomAttention, DrawsComeFromCounters) {
+  const RandomAttentionOptions options{.budget = 30, .recent_window = 2};
+  const auto kept_with = [](const RandomAttentionOptions& changed) {
+    auto engine = uncut(changed, 90);
+    const Positions first = kept_slots(engine.select());
+    EXPECT_EQ(kept_slots(engine.select()), first);
+    return first;
+  };
+  RandomAttentionOptions other_seed = options;
+  other_seed.seed = 1;
+  RandomAttentionOptions other_sequence = options;
+  other_sequence.sequence_id = 1;
+  EXPECT_EQ(kept_with(options), kept_with(options));
+  EXPECT_NE(kept_with(options), kept_with(other_seed));
+  EXPECT_NE(kept_with(options), kept_with(other_sequence));
+  EXPECT_NE(kept_with(other_seed), kept_with(other_sequence));
+  // A mask that keeps all changes nothing but the number of firings.
+  auto engine = uncut(options, 90);
+  const Positions first = kept_slots(engine.select());
+  auto fork = engine;
+  kvevict::KeepMask all = engine.select();
+  for (std::size_t lane = 0; lane < 4; ++lane) {
+    for (std::size_t slot = 0; slot < 100; ++slot)
+      all.words(lane)[slot / 64] |= std::uint64_t{1} << (slot % 64);
+  }
+  engine.evict(all);
+  EXPECT_NE(kept_slots(engine.select()), first);
+  EXPECT_EQ(kept_slots(fork.select()), first);
+  fork.reset();
+  fork.prompt(10);
+  fork.feed(90);
+  EXPECT_EQ(kept_slots(fork.select()), first);
+}
+
+TEST(RandomAttention, HeadsMayShareADraw) {
+  auto layers = uncut({.budget = 20, .recent_window = 2, .scope = kvevict::MaskScope::kLayer}, 90);
+  const kvevict::KeepMask& mask = layers.select();
+  EXPECT_EQ(kept_slots(mask, 0, 0), kept_slots(mask, 0, 1));
+  EXPECT_NE(kept_slots(mask, 0, 0), kept_slots(mask, 1, 0));
+}
+
+// Budget 20, an interval of 20 and nothing protected: each firing halves the cache, so a token is
+// left after three with probability 1 / 8. Of the first 20 that is 2.5, over 4 lanes and 40 seeds
+// 400 +- 57 (three standard deviations of a binomial, sqrt(3200 * 7 / 64) = 18.7).
+TEST(RandomAttention, SurvivalFallsGeometricallyWithAge) {
+  std::size_t survivors = 0;
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    auto engine = make_engine<RandomAttention>({.budget = 20,
+                                                .interval = 20,
+                                                .recent_window = 0,
+                                                .protect = PromptProtection::kNone,
+                                                .seed = seed});
+    engine.decode(80);
+    EXPECT_EQ(engine.policy.counters().firings, 3U);
+    for (std::size_t lane = 0; lane < 4; ++lane) {
+      for (const std::size_t position : engine.positions(lane / 2, lane % 2))
+        survivors += position < 20 ? 1 : 0;
+    }
+  }
+  EXPECT_NEAR(static_cast<double>(survivors), 400.0, 57.0);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "kvevict/policies/defensivekv.hpp"
 #include "kvevict/policies/dms.hpp"
 #include "kvevict/policies/entropy_gated_chunkkv.hpp"
+#include "kvevict/policies/dropkv.hpp"
 #include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/epikv_attention.hpp"
 #include "kvevict/policies/epikv_key_value.hpp"
@@ -33,6 +34,7 @@
 #include "kvevict/policies/lagkv.hpp"
 #include "kvevict/policies/laprox.hpp"
 #include "kvevict/policies/lazy_lanes.hpp"
+#include "kvevict/policies/nestedkv.hpp"
 #include "kvevict/policies/offline_budgets.hpp"
 #include "kvevict/policies/pyramidkv.hpp"
 #include "kvevict/policies/qfilters.hpp"
@@ -44,7 +46,10 @@
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/policies/thinkv.hpp"
 #include "kvevict/policies/tova.hpp"
+#include "kvevict/policies/triattention.hpp"
+#include "kvevict/policies/twinkv.hpp"
 #include "kvevict/policies/value_weighted.hpp"
+#include "kvevict/policies/vase.hpp"
 #include "support/random.hpp"
 #include "support/score_policy.hpp"
 
@@ -230,7 +235,8 @@ Options with_rotary(std::size_t budget) {
 }
 template <class Options>
 Options with_statistics(std::size_t budget) {
-  auto statistics = std::make_shared<kvevict::QueryStatistics>(kToyShape, true);
+  Options options = with_rotary<Options>(budget);
+  auto statistics = std::make_shared<kvevict::QueryStatistics>(kToyShape, true, options.rotary);
   Random random(21);
   std::vector<float> query(kToyShape.head_dim);
   for (std::size_t head = 0; head < kToyShape.num_layers * kToyShape.num_q_heads * 9; ++head) {
@@ -239,8 +245,55 @@ Options with_statistics(std::size_t budget) {
     statistics->add(head / 9 / kToyShape.num_q_heads, head / 9 % kToyShape.num_q_heads,
                     query.data());
   }
-  Options options = with_rotary<Options>(budget);
   options.query_statistics = statistics;
+  return options;
+}
+kvevict::DropKVOptions drop(std::size_t budget) {
+  return {.budget = budget, .observation_window = 4};
+}
+kvevict::AdaKVDropKV::Options ada_drop(std::size_t budget) {
+  kvevict::AdaKVDropKV::Options options;
+  options.budget = budget;
+  options.observation_window = 4;
+  return options;
+}
+template <class Options>
+Options twins(std::size_t budget) {
+  Options options;
+  options.budget = budget;
+  options.twin_similarity = .6;
+  options.twin_distance = 1;
+  options.twin_num_sinks = 1;
+  options.twin_recent = 2;
+  return options;
+}
+kvevict::TwinKVSnapKV::Options snap_twins(std::size_t budget) {
+  auto options = twins<kvevict::TwinKVSnapKV::Options>(budget);
+  options.observation_window = 4;
+  return options;
+}
+kvevict::VaSEOptions vase(std::size_t budget) {
+  return {.budget = budget,
+          .interval = 1,
+          .num_sink_tokens = 1,
+          .recent_window = 2,
+          .observation_window = 4};
+}
+/// Without an interval: the cache stays at the budget.
+kvevict::RandomAttentionOptions random_attention(std::size_t budget) {
+  return {.budget = budget, .interval = 1, .recent_window = 2};
+}
+template <class P>
+kvevict::TriAttentionOptions tri(std::size_t budget, kvevict::TriAttentionMode mode) {
+  constexpr bool kGiven = P::kAttentionUse == kvevict::AttentionUse::kNone;
+  auto options = kGiven ? with_statistics<kvevict::TriAttentionOptions>(budget)
+                        : with_rotary<kvevict::TriAttentionOptions>(budget);
+  options.interval = 1;
+  options.protect_prompt = false;
+  options.num_sink_tokens = 1;
+  options.recent_window = 2;
+  options.mode = mode;
+  options.min_queries = 6;
   return options;
 }
 kvevict::QFiltersOptions qfilters(std::size_t budget) {
@@ -383,6 +436,28 @@ const std::vector<PolicyCase>& policy_cases() {
             return kvevict::RandomEvictionOptions{
                 .budget = budget, .shared = true, .only_at_prefill_end = true};
           }),
+      case_of<kvevict::RandomAttention>("RandomAttention", random_attention),
+      case_of<kvevict::DropKV>("DropKV", drop),
+      case_of<kvevict::AdaKVDropKV>("AdaKVDropKV", ada_drop),
+      case_of<kvevict::NestedKV>("NestedKV"),
+      case_of<kvevict::TwinKVKnorm>("TwinKVKnorm", twins<kvevict::TwinKVKnorm::Options>),
+      case_of<kvevict::TwinKVSnapKV>("TwinKVSnapKV", snap_twins),
+      case_of<kvevict::VaSE>("VaSE", vase),
+      case_of<kvevict::TriAttention>("TriAttention",
+                                     [](std::size_t budget) {
+                                       return tri<kvevict::TriAttention>(
+                                           budget, kvevict::TriAttentionMode::kPerLayerHead);
+                                     }),
+      case_of<kvevict::TriAttention>("TriAttentionPerHead",
+                                     [](std::size_t budget) {
+                                       return tri<kvevict::TriAttention>(
+                                           budget, kvevict::TriAttentionMode::kPerHead);
+                                     }),
+      case_of<kvevict::TriAttentionStats>("TriAttentionStats",
+                                          [](std::size_t budget) {
+                                            return tri<kvevict::TriAttentionStats>(
+                                                budget, kvevict::TriAttentionMode::kUnion);
+                                          }),
       case_of<kvevict::StreamingLLM>("StreamingLLM",
                                      [](std::size_t budget) {
                                        return kvevict::StreamingLLMOptions{

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstddef>
 #include <limits>
 #include <vector>
 
@@ -69,6 +71,67 @@ TEST(QueryStatistics, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(refuses([&] { with.set(0, 0, two, {}); }, {"QueryStatistics", "covariance", "0"}));
   EXPECT_TRUE(
       refuses([&] { without.set(0, 0, two, four); }, {"QueryStatistics", "covariance", "4"}));
+}
+
+// (3, 4) and (0, 1) have lengths 5 and 1; with the other pairing of four channels (3, 0) and (4,
+// 1).
+TEST(QueryStatistics, MeanLengthsOfBands) {
+  constexpr CacheShape kFour{.num_layers = 1, .num_q_heads = 1, .num_kv_heads = 1, .head_dim = 4};
+  const std::vector<float> query = {3, 0, 4, 1};
+  const std::vector<float> twice = {6, 0, 8, 2};
+  QueryStatistics half(kFour, false, {.inv_freq = {1, .1}});
+  EXPECT_EQ(half.num_bands(), 2U);
+  half.add(0, 0, query.data());
+  half.add(0, 0, twice.data());
+  EXPECT_DOUBLE_EQ(half.band_lengths(0, 0)[0], 7.5);
+  EXPECT_DOUBLE_EQ(half.band_lengths(0, 0)[1], 1.5);
+  QueryStatistics interleaved(
+      kFour, false, {.inv_freq = {1, .1}, .pairing = kvevict::RotaryPairing::kInterleaved});
+  interleaved.add(0, 0, query.data());
+  EXPECT_DOUBLE_EQ(interleaved.band_lengths(0, 0)[0], 3);
+  EXPECT_DOUBLE_EQ(interleaved.band_lengths(0, 0)[1], std::sqrt(17.0));
+  EXPECT_EQ(QueryStatistics(kFour, false).num_bands(), 0U);
+}
+
+// Statistics of 3 and of 5 queries together are those of all 8.
+TEST(QueryStatistics, MergeByTheirCounts) {
+  const kvevict::RotaryEmbedding rotary{.inv_freq = {1}};
+  QueryStatistics all(kShape, true, rotary);
+  QueryStatistics first(kShape, true, rotary);
+  QueryStatistics second(kShape, true, rotary);
+  for (int i = 0; i < 8; ++i) {
+    const std::vector<float> query = {static_cast<float>(i * i), static_cast<float>(3 - i)};
+    all.add(1, 0, query.data());
+    (i < 3 ? first : second).add(1, 0, query.data());
+  }
+  first.merge(second);
+  EXPECT_EQ(first.count(1, 0), 8U);
+  EXPECT_EQ(first.count(0, 0), 0U);
+  std::vector<double> merged(4);
+  std::vector<double> expected(4);
+  first.covariance(1, 0, merged);
+  all.covariance(1, 0, expected);
+  for (std::size_t i = 0; i < 4; ++i)
+    EXPECT_NEAR(merged[i], expected[i], 1e-12);
+  EXPECT_NEAR(first.mean(1, 0)[0], all.mean(1, 0)[0], 1e-12);
+  EXPECT_NEAR(first.band_lengths(1, 0)[0], all.band_lengths(1, 0)[0], 1e-12);
+  EXPECT_TRUE(refuses([&] { first.merge(QueryStatistics(kShape, false, rotary)); },
+                      {"QueryStatistics", "has_covariance()", "0"}));
+}
+
+// Given with their number they merge like those that were gathered: a mean of 1 over 3 and one
+// of 5.
+TEST(QueryStatistics, AreGivenWithACount) {
+  QueryStatistics given(kShape, true);
+  const std::vector<float> mean = {1, 0};
+  const std::vector<float> covariance = {2, 0, 0, 4};
+  given.set(0, 0, mean, covariance, {}, 3);
+  std::vector<double> back(4);
+  given.covariance(0, 0, back);
+  EXPECT_EQ(back, (std::vector<double>{2, 0, 0, 4}));
+  const std::vector<float> query = {5, 0};
+  given.add(0, 0, query.data());
+  EXPECT_DOUBLE_EQ(given.mean(0, 0)[0], 2);
 }
 
 }  // namespace

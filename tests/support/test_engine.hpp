@@ -191,8 +191,8 @@ class TestEngine {
         if (policy.wants_hidden(layer))
           hand_over_hidden(layer, count);
       }
-      if constexpr (requires(kvevict::AttentionRows rows) {
-                      policy.observe_attention(layer, rows);
+      if constexpr (requires(kvevict::QueryRows queries) {
+                      policy.observe_queries(layer, queries, cache.view());
                     }) {
         const std::size_t wanted = policy.wanted_attention_rows(layer);
         if (wanted == 0)
@@ -237,8 +237,11 @@ class TestEngine {
       }
     }
     bool from_queries = rows_from == RowsFrom::kQueries;
-    if constexpr (requires { policy.attention_use(); })
+    if constexpr (requires { policy.attention_use(); }) {
       from_queries = from_queries || policy.attention_use() == kvevict::AttentionUse::kQueries;
+    } else {
+      from_queries = from_queries || P::kAttentionUse == kvevict::AttentionUse::kQueries;
+    }
     if (from_queries) {
       policy.observe_queries(layer,
                              {.data = scratch_.data(),
@@ -249,6 +252,13 @@ class TestEngine {
                              cache.view());
       return;
     }
+    if constexpr (requires(kvevict::AttentionRows rows) { policy.observe_attention(layer, rows); })
+      hand_over_rows(layer, wanted);
+  }
+  // Of the queries in scratch_.
+  void hand_over_rows(std::size_t layer, std::size_t wanted) {
+    const std::size_t num_heads = cache.shape().num_q_heads;
+    const std::size_t dim = cache.shape().head_dim;
     std::size_t longest = 0;
     for (std::size_t head = 0; head < cache.shape().num_kv_heads; ++head) {
       longest = std::max(longest, positions(layer, head).size());

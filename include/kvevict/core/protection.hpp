@@ -16,8 +16,11 @@ KVEVICT_NAMESPACE_BEGIN
 struct Protection {
   std::size_t num_sink_tokens = 0;
   std::size_t recent_window = 0;
-  bool prompt = false;        ///< every token of every prompt
-  bool after_prompt = false;  ///< every token after the newest prompt, on top of the budget
+  bool prompt = false;            ///< every token of every prompt
+  bool after_prompt = false;      ///< every token after the newest prompt, on top of the budget
+  std::size_t plan_tokens = 0;    ///< with `prompt`: so many tokens behind each prompt, too
+  bool prompt_gives_way = false;  ///< with `prompt`: only what the budget has room for beside the
+                                  ///< recent window and one more token, oldest first
 };
 
 KVEVICT_NAMESPACE_END

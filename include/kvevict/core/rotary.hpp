@@ -32,6 +32,8 @@ struct RotaryEmbedding {
   std::vector<double> inv_freq = {};  ///< [rotary_dim / 2] radians per position; scaled as the
                                       ///< model does. Channels behind rotary_dim do not turn.
   RotaryPairing pairing = RotaryPairing::kHalf;
+  double attention_scaling = 1.0;  ///< by which the model multiplies what it turned, keys and
+                                   ///< queries alike (YaRN's mscale); turn leaves it out
 
   [[nodiscard]] std::size_t num_pairs() const noexcept { return inv_freq.size(); }
   [[nodiscard]] std::pair<std::size_t, std::size_t> channels(std::size_t pair) const noexcept {
@@ -62,6 +64,8 @@ struct RotaryEmbedding {
   void check(std::string_view where, std::size_t head_dim) const {
     detail::require(2 * num_pairs() <= head_dim, where, "rotary.inv_freq.size()", num_pairs(),
                     "must be at most head_dim / 2");
+    detail::require(std::isfinite(attention_scaling) && attention_scaling > 0.0, where,
+                    "rotary.attention_scaling", attention_scaling, "must be finite and > 0");
     for (const double frequency : inv_freq) {
       detail::require(std::isfinite(frequency), where, "rotary.inv_freq", frequency,
                       "must be finite");

@@ -88,6 +88,7 @@ class Sequence {
       lane.len = lane.positions.size();
     }
     step_len_ = 0;  // what the step appended may be gone: nothing is left to observe
+    ++num_firings_;
   }
   /// Forgets every token at position `new_length` and later; to the current length it does nothing.
   /// A prompt that is being fed and of which something is left goes on: what was taken back of it
@@ -125,6 +126,7 @@ class Sequence {
       lane.evicted_padding = 0;
       lane.evicted = false;
     }
+    num_firings_ = 0;
     first_prompt_padding_ = 0;
     prompts_.clear();
     pinned_.clear();
@@ -175,6 +177,8 @@ class Sequence {
   [[nodiscard]] std::size_t num_evicted(std::size_t lane) const noexcept {
     return length_ - lanes_[lane].len - lanes_[lane].evicted_padding;
   }
+  /// Masks applied so far; truncate takes none of them back.
+  [[nodiscard]] std::size_t num_firings() const noexcept { return num_firings_; }
   /// Padding in the first prompt, known once it is complete.
   [[nodiscard]] std::size_t first_prompt_padding() const noexcept { return first_prompt_padding_; }
   [[nodiscard]] Position position(std::size_t lane, std::size_t slot) const noexcept {
@@ -216,6 +220,7 @@ class Sequence {
   std::size_t length_ = 0;
   std::size_t step_len_ = 0;
   std::size_t pending_prompt_ = 0;
+  std::size_t num_firings_ = 0;
   std::size_t first_prompt_padding_ = 0;
   bool prompt_in_one_piece_ = false;
 };

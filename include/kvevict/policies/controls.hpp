@@ -3,19 +3,23 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
-#include "kvevict/core/counter_random.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/policies/composed.hpp"
 #include "kvevict/policies/policy.hpp"
+#include "kvevict/scoring/pipeline.hpp"
+#include "kvevict/scoring/random_scores.hpp"
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <span>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 KVEVICT_NAMESPACE_BEGIN
 
-// The two controls that belong beside every quality figure.
+// The controls that belong beside every quality figure.
 
 struct FullKVOptions {};
 
@@ -49,33 +53,26 @@ struct RandomEvictionOptions {
   bool only_at_prefill_end = false;  ///< cut each prompt once and keep what is decoded
 };
 
-/// Evicts at random. The number of a token comes from a counter (seed, lane, position), not from
-/// a running generator: the mask does not depend on the order of calls, and a token keeps its
-/// number, so a smaller budget keeps a subset.
-class RandomEvictionMethod {
- public:
+/// Evicts at random. A token keeps its number, so a smaller budget keeps a subset, and cutting
+/// often ends where cutting once does.
+struct RandomEvictionRecipe {
   using Options = RandomEvictionOptions;
   static constexpr std::string_view kName = "RandomEviction";
-  static constexpr Inputs kRequiredInputs = Inputs::kNothing;
-  static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
 
-  RandomEvictionMethod(const Options& options, const CacheShape& /*shape*/) : options_(options) {
-    options_.protection.after_prompt |= options.only_at_prefill_end;
+  static auto pipeline(const Options& options, const CacheShape& /*shape*/) {
+    return Pipeline(RandomScores{{.seed = options.seed}});
   }
-
-  [[nodiscard]] MaskScope scope() const noexcept {
-    return options_.shared ? MaskScope::kModel : MaskScope::kHead;
+  static MaskScope scope(const Options& options) noexcept {
+    return options.shared ? MaskScope::kModel : MaskScope::kHead;
   }
-  [[nodiscard]] Trigger trigger() const noexcept {
-    return options_.only_at_prefill_end ? Trigger::kPrefillEnd : Trigger::kEveryStep;
+  static Trigger trigger(const Options& options) noexcept {
+    return options.only_at_prefill_end ? Trigger::kPrefillEnd : Trigger::kEveryStep;
   }
-  [[nodiscard]] Protection protection(const Sequence& /*sequence*/) const noexcept {
-    return options_.protection;
+  static Protection protection(const Options& options) noexcept {
+    Protection protection = options.protection;
+    protection.after_prompt |= options.only_at_prefill_end;
+    return protection;
   }
-  [[nodiscard]] Allocation allocation(const Sequence& /*sequence*/) const noexcept {
-    return {.budget = options_.budget};
-  }
-  [[nodiscard]] std::tuple<> state() noexcept { return {}; }
 
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
@@ -87,26 +84,92 @@ class RandomEvictionMethod {
     visit("shared", options.shared);
     visit("only_at_prefill_end", options.only_at_prefill_end);
   }
+};
 
-  void score(const ScoreInput& input, std::size_t lane, std::span<float> out) const noexcept {
-    using detail::mix_bits;
-    for (std::size_t slot = 0; slot < out.size(); ++slot) {
-      const auto position = static_cast<std::uint64_t>(input.sequence.position(lane, slot));
-      // 24 bits are exact in a float; ties go to the lower slot like any others.
-      out[slot] =
-          static_cast<float>(mix_bits(mix_bits(options_.seed + mix_bits(lane)) + position) >> 40U);
-    }
+/// What Random Attention protects beside the newest tokens.
+enum class PromptProtection : std::uint8_t {
+  kNone,        ///< nothing: the ablation in which any scorer wins
+  kPrompt,      ///< prompts, as far as the budget goes
+  kPlanPrefix,  ///< and the first tokens behind each, where a reasoning model makes its plan
+};
+
+[[nodiscard]] constexpr auto enum_names(PromptProtection /*type*/) noexcept {
+  return std::array<std::pair<std::string_view, PromptProtection>, 3>{
+      {{"none", PromptProtection::kNone},
+       {"prompt", PromptProtection::kPrompt},
+       {"plan_prefix", PromptProtection::kPlanPrefix}}};
+}
+
+struct RandomAttentionOptions {
+  std::size_t budget = 4096;  ///< tokens per KV head that a cut leaves, protected ones included
+  std::size_t interval = 64;  ///< tokens above the budget at which it is time to cut
+  std::size_t recent_window = 64;  ///< newest tokens, which stay
+  PromptProtection protect = PromptProtection::kPrompt;
+  std::size_t plan_tokens = 768;  ///< of kPlanPrefix: decoded tokens behind a prompt that stay
+  /// Who shares a draw. Differences between heads are part of the method: kLayer and kModel are the
+  /// controls that show it.
+  MaskScope scope = MaskScope::kHead;
+  std::uint64_t seed = 0;
+  std::uint64_t sequence_id = 0;  ///< sequences of one seed with other numbers draw for themselves
+};
+
+/// Keep the prompt, draw the rest (Random Attention, arXiv 2609.03430): whenever the cache holds
+/// budget + interval tokens while decoding, the newest recent_window tokens and the prompt stay,
+/// and of the others as many as the budget K has room for, drawn uniformly without replacement, for
+/// each layer and KV head by itself and anew at every firing. Survival falls geometrically with
+/// age: a soft preference for what is recent. No score, no signal. On reasoning tasks it matches
+/// scorers; what stands outside the prompt and is said once is lost like anything else.
+///
+/// With K = budget - recent_window the authors protect the first min(prompt, K - 1) tokens, so that
+/// a long prompt gives way and history keeps a place; so does this, for every prompt of a sequence,
+/// the oldest first. They look at the length every `interval` tokens, from the start of decoding:
+/// the same times but for a phase. Their variants that protect every second token of a long prompt,
+/// and that draw runs of tokens, are not offered.
+struct RandomAttentionRecipe {
+  using Options = RandomAttentionOptions;
+  static constexpr std::string_view kName = "RandomAttention";
+
+  static void check(const Options& options, const CacheShape& /*shape*/) {
+    detail::require(options.interval > 0, kName, "interval", options.interval, "must be > 0");
+  }
+  static auto pipeline(const Options& options, const CacheShape& /*shape*/) {
+    return Pipeline(
+        RandomScores{{.seed = options.seed, .sequence_id = options.sequence_id, .redraw = true}});
+  }
+  static MaskScope scope(const Options& options) noexcept { return options.scope; }
+  static Trigger trigger(const Options& /*options*/) noexcept { return Trigger::kDecodeSteps; }
+  static Protection protection(const Options& options) noexcept {
+    return {
+        .recent_window = options.recent_window,
+        .prompt = options.protect != PromptProtection::kNone,
+        .plan_tokens = options.protect == PromptProtection::kPlanPrefix ? options.plan_tokens : 0,
+        .prompt_gives_way = true};
+  }
+  static Allocation allocation(const Options& options) noexcept {
+    return {.budget = detail::saturating_add(options.budget, options.interval - 1),
+            .headroom = options.interval - 1};
   }
 
- private:
-  Options options_;
+  template <class Visit>
+  static void visit_options(Options& options, Visit&& visit) {
+    visit("budget", options.budget);
+    visit("interval", options.interval);
+    visit("recent_window", options.recent_window);
+    visit("protect", options.protect);
+    visit("plan_tokens", options.plan_tokens);
+    visit("scope", options.scope);
+    visit("seed", options.seed);
+    visit("sequence_id", options.sequence_id);
+  }
 };
 
 using FullKV = Policy<FullKVMethod>;
-using RandomEviction = Policy<RandomEvictionMethod>;
+using RandomEviction = Policy<Composed<RandomEvictionRecipe>>;
+using RandomAttention = Policy<Composed<RandomAttentionRecipe>>;
 
 static_assert(EvictionPolicy<FullKV>);
 static_assert(EvictionPolicy<RandomEviction>);
+static_assert(EvictionPolicy<RandomAttention>);
 
 KVEVICT_NAMESPACE_END
 

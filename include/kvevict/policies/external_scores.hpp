@@ -28,6 +28,7 @@ struct ExternalScoresOptions {
   std::size_t num_sink_tokens = 0;   ///< first tokens that always stay
   std::size_t recent_window = 0;     ///< newest tokens that always stay
   bool only_at_prefill_end = false;  ///< cut each prompt once and keep what is decoded
+  CutSchedule schedule = {};         ///< how often to cut
 };
 
 /// The best by scores that the engine hands over for each layer, KV head and slot: what a learned

@@ -426,7 +426,8 @@ class Policy {
     const ScoreInput input{ref, sequence_, *kernel_, scratch_};
     const auto score = [&](ScoredLane& lane) {
       if constexpr (kScores<const Method>) {
-        method_.score(input, lane.lane, lane.scores);
+        method_.score({ref, sequence_, *kernel_, scratch_, lane.candidates}, lane.lane,
+                      lane.scores);
       } else {
         std::fill(lane.scores.begin(), lane.scores.end(), 0.0F);
       }

@@ -101,6 +101,19 @@ struct KeyDeviationFromHeads {
     }
   }
 };
+/// 1 / |k| for the slots of a lane [inverse.size()]: what makes unit keys. 0 where there is no
+/// token or no direction; NaN where the norm is not finite, so that it shows in the score.
+inline void inverse_norms(const Lane& lane, std::size_t dim, const kernels::KernelSet& kernel,
+                          std::vector<float>& gathered, std::span<float> inverse) {
+  row_norms(lane.keys, dim, 0, inverse.size(), kernel, gathered, inverse);
+  for (std::size_t slot = 0; slot < inverse.size(); ++slot) {
+    const float norm = inverse[slot];
+    const bool usable = lane.valid.empty() || lane.valid[slot] != 0;
+    inverse[slot] = !usable || norm == 0.0F ? 0.0F
+                    : std::isfinite(norm)   ? 1.0F / norm
+                                            : std::numeric_limits<float>::quiet_NaN();
+  }
+}
 
 /// -cos(k, m), m the mean of the unit keys of the lane: keys that point away from the rest stay. A
 /// key of norm 0 has no direction and scores 0, and so do all where m is 0.
@@ -119,15 +132,7 @@ struct KeyDifference {
     for (std::size_t head = 0; head < scores.num_heads(); ++head) {
       const Lane lane = scores.cache(head);
       const std::span<float> inverse = scores.array(head);
-      row_norms(lane.keys, dim, 0, len, input.kernel, gathered, inverse);
-      for (std::size_t slot = 0; slot < len; ++slot) {
-        // A norm that is not finite makes the score NaN, and its key no part of the mean.
-        const float norm = inverse[slot];
-        const bool usable = lane.valid.empty() || lane.valid[slot] != 0;
-        inverse[slot] = !usable || norm == 0.0F ? 0.0F
-                        : std::isfinite(norm)   ? 1.0F / norm
-                                                : std::numeric_limits<float>::quiet_NaN();
-      }
+      inverse_norms(lane, dim, input.kernel, gathered, inverse);
       const std::span<float> anchor = input.scratch.floats(kBuffer + 1, dim);
       weighted_row_sum(lane.keys, dim, 0, inverse, input.kernel, gathered,
                        input.scratch.vector(kBuffer + 2), anchor);

@@ -13,6 +13,7 @@
 #include "kvevict/scoring/query_statistics.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <complex>
 #include <cstddef>
 #include <cstdint>
@@ -25,18 +26,28 @@
 
 KVEVICT_NAMESPACE_BEGIN
 
+/// Where queries to come are looked for, counted from the next token on.
+enum class FutureOffsets : std::uint8_t {
+  kAll,          ///< 0, 1, .., num_future - 1
+  kPowersOfTwo,  ///< 1, 2, 4, .. up to num_future
+};
+
 struct FutureQueriesOptions {
   RotaryEmbedding rotary = {};
   std::size_t num_future = 512;     ///< positions behind the text over which rotation is averaged
   std::size_t num_sink_tokens = 4;  ///< first tokens, whose queries are like no others
   bool with_covariance = true;
+  FutureOffsets offsets = FutureOffsets::kAll;
+  bool rotated_only = false;       ///< channels that do not turn are 0 in the mean
+  bool with_band_lengths = false;  ///< gather QueryStatistics::band_lengths
   /// Of the model, gathered before; without it, of this sequence's queries so far.
   std::shared_ptr<const QueryStatistics> statistics = nullptr;
 };
 
 /// What queries to come will be like: mean and covariance of the queries before rotary embedding,
-/// turned by the rotation R averaged over the next num_future positions, R m and R S R^T. Averaging
-/// shrinks channels that turn fast.
+/// turned by the rotation R averaged over positions to come, R m and R S R^T. Averaging shrinks
+/// channels that turn fast. Where the model scales what it turns, statistics are without the scale
+/// and R is with it, so that R m meets keys as they are cached.
 ///
 /// Gathers the statistics itself, from the queries as attention used them turned back, unless they
 /// are given. They grow with every query, of prompt and decoding; truncate leaves them.
@@ -54,15 +65,39 @@ class FutureQueries {
       detail::require(given.has_covariance() || !options_.with_covariance, where,
                       "query_statistics.has_covariance()", 0, "must be 1");
     } else {
-      own_.statistics.emplace_back(shape, options_.with_covariance);
+      own_.statistics.emplace_back(
+          shape, options_.with_covariance,
+          options_.with_band_lengths ? options_.rotary : RotaryEmbedding{});
     }
+    detail::require(
+        !options_.with_band_lengths || statistics().num_bands() == options_.rotary.num_pairs(),
+        where, "query_statistics.num_bands()", statistics().num_bands(),
+        "must be rotary.inv_freq.size()");
     for (std::size_t pair = 0; pair < options_.rotary.num_pairs(); ++pair) {
       std::complex<double> sum = 0.0;
-      for (std::size_t i = 0; i < options_.num_future; ++i)
-        sum += options_.rotary.factor(pair, static_cast<double>(i));
-      average_.push_back(sum / static_cast<double>(options_.num_future));
+      for_each_offset(
+          [&](std::size_t offset) { sum += options_.rotary.factor(pair, to_double(offset)); });
+      average_.push_back(options_.rotary.attention_scaling * sum / to_double(num_offsets()));
     }
   }
+
+  /// Calls visit(offset) for each position behind the text.
+  template <class Visit>
+  void for_each_offset(Visit&& visit) const {
+    if (options_.offsets == FutureOffsets::kAll) {
+      for (std::size_t offset = 0; offset < options_.num_future; ++offset)
+        visit(offset);
+    } else {
+      for (std::size_t i = 0; i < num_offsets(); ++i)
+        visit(std::size_t{1} << i);
+    }
+  }
+  [[nodiscard]] std::size_t num_offsets() const noexcept {
+    return options_.offsets == FutureOffsets::kAll
+               ? options_.num_future
+               : static_cast<std::size_t>(std::bit_width(options_.num_future));
+  }
+  [[nodiscard]] const RotaryEmbedding& rotary() const noexcept { return options_.rotary; }
 
   [[nodiscard]] auto state() noexcept { return std::tie(own_); }
 
@@ -93,7 +128,8 @@ class FutureQueries {
       if (!valid || position < padding + options_.num_sink_tokens)
         continue;
       for (std::size_t pair = 0; pair < back.size(); ++pair)
-        back[pair] = options_.rotary.factor(pair, -static_cast<double>(position - padding));
+        back[pair] = options_.rotary.factor(pair, -to_double(position - padding)) /
+                     options_.rotary.attention_scaling;
       for (std::size_t head = 0; head < shape.num_q_heads; ++head) {
         const float* row = rows.data + static_cast<std::ptrdiff_t>(head) * rows.head_stride +
                            static_cast<std::ptrdiff_t>(r) * rows.row_stride;
@@ -109,11 +145,19 @@ class FutureQueries {
   /// Writes R m [head_dim] for the text as it is now.
   void mean(const Sequence& sequence, std::size_t layer, std::size_t q_head,
             std::span<float> out) const {
-    const std::span<const double> mean = statistics().mean(layer, q_head);
-    own_.row.assign(mean.begin(), mean.end());
     find_factors(sequence);
-    turn(own_.row.data());
-    std::copy(own_.row.begin(), own_.row.end(), out.begin());
+    turned_mean(layer, q_head, out);
+  }
+  /// The same with the rotation to one position, `offset` behind the text.
+  void mean_at(const Sequence& sequence, std::size_t offset, std::size_t layer, std::size_t q_head,
+               std::span<float> out) const {
+    const double position = to_double(offset) + next_position(sequence);
+    own_.factors.resize(average_.size());
+    for (std::size_t pair = 0; pair < average_.size(); ++pair) {
+      own_.factors[pair] =
+          options_.rotary.attention_scaling * options_.rotary.factor(pair, position);
+    }
+    turned_mean(layer, q_head, out);
   }
   /// Writes the lower-triangular C [head_dim, head_dim] with C C^T = R S R^T.
   void covariance_factor(const Sequence& sequence, std::size_t layer, std::size_t q_head,
@@ -168,9 +212,26 @@ class FutureQueries {
         static_cast<std::size_t>(std::count(valid.begin(), valid.end(), std::uint8_t{0}));
     return std::max(sequence.first_prompt_padding(), invalid);
   }
-  // The averaged rotation from position 0 to those behind the text. Padding has no position.
+  [[nodiscard]] static double to_double(std::size_t count) noexcept {
+    return static_cast<double>(count);
+  }
+  // Padding has no position.
+  [[nodiscard]] static double next_position(const Sequence& sequence) noexcept {
+    return to_double(sequence.length() - sequence.first_prompt_padding());
+  }
+  void turned_mean(std::size_t layer, std::size_t q_head, std::span<float> out) const {
+    const std::span<const double> mean = statistics().mean(layer, q_head);
+    own_.row.assign(mean.begin(), mean.end());
+    turn(own_.row.data());
+    if (options_.rotated_only) {
+      const std::size_t rotary_dim = 2 * options_.rotary.num_pairs();
+      std::fill(own_.row.begin() + static_cast<std::ptrdiff_t>(rotary_dim), own_.row.end(), 0.0);
+    }
+    std::copy(own_.row.begin(), own_.row.end(), out.begin());
+  }
+  // The averaged rotation from position 0 to those behind the text.
   void find_factors(const Sequence& sequence) const {
-    const auto next = static_cast<double>(sequence.length() - sequence.first_prompt_padding());
+    const double next = next_position(sequence);
     own_.factors.resize(average_.size());
     for (std::size_t pair = 0; pair < average_.size(); ++pair)
       own_.factors[pair] = average_[pair] * options_.rotary.factor(pair, next);

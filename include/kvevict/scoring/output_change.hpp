@@ -4,6 +4,7 @@
 #include "kvevict/config.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/types.hpp"
+#include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/scoring/lane_scores.hpp"
 #include "kvevict/scoring/score_input.hpp"
 #include "kvevict/scoring/weighted_rows.hpp"
@@ -23,6 +24,27 @@ enum class OutputEstimate : std::uint8_t {
   kExact,      ///< sum a_i v_i, each query head's own
   kMeanValue,  ///< the plain mean of the cached values, whatever attention says
 };
+
+/// By how much the distance of a token's value from the output counts when the token goes and the
+/// rest is renormalised: X' - X = a / (1 - a) (X - v).
+[[nodiscard]] inline double removal_factor(float a) noexcept {
+  return static_cast<double>(a) / (1.0 - static_cast<double>(a));
+}
+
+/// Calls visit(i, slot, |x_i - v|^2) for each output x_i of `outputs` [num, dim] and each value v
+/// of the slots [first, last).
+template <class Visit>
+void for_each_output_distance(const Rows& values, std::size_t dim, std::size_t first,
+                              std::size_t last, std::span<const float> outputs,
+                              const kernels::KernelSet& kernel, std::vector<float>& gathered,
+                              std::vector<float>& widened, Visit&& visit) {
+  for_each_row(values, dim, first, last, kernel, gathered, widened,
+               [&](const float* value, std::size_t slot) {
+                 for (std::size_t i = 0; i * dim < outputs.size(); ++i) {
+                   visit(i, slot, kernel.squared_distance(outputs.data() + i * dim, value, dim));
+                 }
+               });
+}
 
 /// Attention a becomes how far the output X of its query head moves when token j alone goes and the
 /// rest is renormalised,
@@ -60,14 +82,12 @@ struct OutputChange {
                                                    : equal_weights(lane, scores);
         weighted_row_sum(lane.values, dim, first, weights, input.kernel, gathered, widened, output);
       }
-      for_each_row(lane.values, dim, first, first + scores.count(), input.kernel, gathered, widened,
-                   [&](const float* value, std::size_t slot) {
-                     for (std::size_t i = 0; i < arrays; ++i) {
-                       float& a = scores.array(head * arrays + i)[slot - first];
-                       a = change(
-                           a, input.kernel.squared_distance(outputs.data() + i * dim, value, dim));
-                     }
-                   });
+      for_each_output_distance(lane.values, dim, first, first + scores.count(), outputs,
+                               input.kernel, gathered, widened,
+                               [&](std::size_t i, std::size_t slot, double squared_distance) {
+                                 float& a = scores.array(head * arrays + i)[slot - first];
+                                 a = change(a, squared_distance);
+                               });
       scores.clear_invalid(head);
     }
   }
@@ -91,7 +111,7 @@ struct OutputChange {
     const double distance = std::sqrt(squared_distance);
     if (a >= 1.0F && !std::isnan(distance))
       return std::numeric_limits<float>::max();
-    return static_cast<float>(static_cast<double>(a) / (1.0 - static_cast<double>(a)) * distance);
+    return static_cast<float>(removal_factor(a) * distance);
   }
 };
 

@@ -121,20 +121,25 @@ template <Signal S, Stage T>
 }
 
 /// `stage` where `condition` holds, nothing otherwise: an option that switches a stage.
-template <LaneStage S>
+template <Stage S>
 struct When {
   static constexpr Inputs kRequiredInputs = detail::required_by<S>();
 
   bool condition;
   S stage;
 
-  void apply(const ScoreInput& input, LaneScores& scores) const {
+  void apply(const ScoreInput& input, LaneScores& scores) const requires LaneStage<S> {
     if (condition)
       stage.apply(input, scores);
   }
+  void apply_to_pool(const ScoreInput& input,
+                     std::span<ScoredLane> lanes) const requires PoolWideStage<S> {
+    if (condition)
+      stage.apply_to_pool(input, lanes);
+  }
 };
 
-template <LaneStage S>
+template <Stage S>
 [[nodiscard]] When<S> when(bool condition, S stage) {
   return {condition, std::move(stage)};
 }

@@ -3,6 +3,7 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"
+#include "kvevict/core/rotary.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/kernels/linalg.hpp"
 
@@ -10,32 +11,44 @@
 #include <cmath>
 #include <cstddef>
 #include <span>
+#include <utility>
 #include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
 /// Mean and covariance (divisor n) of the queries of every layer and query head, as they are before
-/// rotary embedding. Gathered while a prompt is fed, or offline over many texts and then shared.
+/// rotary embedding, and the mean lengths of their bands: pairs of channels that it turns together.
+/// Gathered while a prompt is fed, or offline over many texts and then shared.
 ///
-/// Memory: head_dim doubles for each head, and head_dim^2 with the covariance: 128 MiB for a model
-/// of 32 layers and 32 heads of 128.
+/// Memory: head_dim doubles for each head, half as many for bands, and head_dim^2 with the
+/// covariance: 128 MiB for a model of 32 layers and 32 heads of 128.
 class QueryStatistics {
  public:
-  QueryStatistics(const CacheShape& shape, bool with_covariance)
+  /// @param rotary  where mean lengths of bands are wanted: which channels are pairs
+  QueryStatistics(const CacheShape& shape, bool with_covariance, RotaryEmbedding rotary = {})
       : shape_((detail::check_shape(shape, "QueryStatistics"), shape)),
         with_covariance_(with_covariance),
+        rotary_((rotary.check("QueryStatistics", shape.head_dim), std::move(rotary))),
         counts_(shape.num_layers * shape.num_q_heads),
         means_(counts_.size() * shape.head_dim),
-        products_(with_covariance ? means_.size() * shape.head_dim : 0) {}
+        products_(with_covariance ? means_.size() * shape.head_dim : 0),
+        lengths_(counts_.size() * rotary_.num_pairs()) {}
 
   [[nodiscard]] const CacheShape& shape() const noexcept { return shape_; }
   [[nodiscard]] bool has_covariance() const noexcept { return with_covariance_; }
+  /// Bands whose mean lengths are known; 0: none.
+  [[nodiscard]] std::size_t num_bands() const noexcept { return rotary_.num_pairs(); }
   /// Queries that were added.
   [[nodiscard]] std::size_t count(std::size_t layer, std::size_t q_head) const noexcept {
     return counts_[head(layer, q_head)];
   }
   [[nodiscard]] std::span<const double> mean(std::size_t layer, std::size_t q_head) const noexcept {
     return std::span(means_).subspan(head(layer, q_head) * shape_.head_dim, shape_.head_dim);
+  }
+  /// [num_bands()] mean length of each band of a query.
+  [[nodiscard]] std::span<const double> band_lengths(std::size_t layer,
+                                                     std::size_t q_head) const noexcept {
+    return std::span(lengths_).subspan(head(layer, q_head) * num_bands(), num_bands());
   }
   /// Writes the covariance [head_dim, head_dim]; 0 where no query was added.
   void covariance(std::size_t layer, std::size_t q_head, std::span<double> out) const noexcept {
@@ -69,12 +82,53 @@ class QueryStatistics {
     }
     for (std::size_t c = 0; c < dim; ++c)
       mean[c] += (static_cast<double>(query[c]) - mean[c]) / n;
+    double* lengths = lengths_.data() + h * num_bands();
+    for (std::size_t band = 0; band < num_bands(); ++band) {
+      const auto [c, d] = rotary_.channels(band);
+      lengths[band] += (std::hypot(static_cast<double>(query[c]), static_cast<double>(query[d])) -
+                        lengths[band]) /
+                       n;
+    }
     return true;
   }
+  /// Adds what `other` gathered, as if its queries had been added here. Throws InvalidArgument for
+  /// statistics of another shape or of other things.
+  void merge(const QueryStatistics& other) {
+    detail::check_same_shape(other.shape_, shape_, "QueryStatistics");
+    detail::require(other.with_covariance_ == with_covariance_, "QueryStatistics",
+                    "has_covariance()", other.with_covariance_ ? 1 : 0, "must be the same");
+    detail::require(other.num_bands() == num_bands(), "QueryStatistics", "num_bands()",
+                    other.num_bands(), "must be the same");
+    const std::size_t dim = shape_.head_dim;
+    for (std::size_t h = 0; h < counts_.size(); ++h) {
+      if (other.counts_[h] == 0)
+        continue;
+      const auto before = static_cast<double>(counts_[h]);
+      const auto added = static_cast<double>(other.counts_[h]);
+      counts_[h] += other.counts_[h];
+      const double share = added / (before + added);
+      double* mean = means_.data() + h * dim;
+      const double* mean_added = other.means_.data() + h * dim;
+      // Products about the common mean gain before * added / n d d^T, d the distance of the means.
+      for (std::size_t i = 0; with_covariance_ && i < dim; ++i) {
+        for (std::size_t j = 0; j <= i; ++j) {
+          const std::size_t at = (h * dim + i) * dim + j;
+          products_[at] += other.products_[at] +
+                           before * share * (mean_added[i] - mean[i]) * (mean_added[j] - mean[j]);
+        }
+      }
+      for (std::size_t c = 0; c < dim; ++c)
+        mean[c] += share * (mean_added[c] - mean[c]);
+      for (std::size_t at = h * num_bands(); at < (h + 1) * num_bands(); ++at)
+        lengths_[at] += share * (other.lengths_[at] - lengths_[at]);
+    }
+  }
   /// Sets a head's statistics, gathered elsewhere: mean [head_dim], covariance [head_dim, head_dim]
-  /// or empty. Throws InvalidArgument for another size.
+  /// or empty, mean lengths of bands [num_bands()]; of `count` queries. Throws InvalidArgument for
+  /// another size.
   void set(std::size_t layer, std::size_t q_head, std::span<const float> mean,
-           std::span<const float> covariance) {
+           std::span<const float> covariance, std::span<const float> band_lengths = {},
+           std::size_t count = 1) {
     const std::size_t dim = shape_.head_dim;
     detail::require(layer < shape_.num_layers, "QueryStatistics", "layer", layer,
                     "must be < num_layers");
@@ -85,18 +139,25 @@ class QueryStatistics {
     detail::require(covariance.size() == (with_covariance_ ? dim * dim : 0), "QueryStatistics",
                     "covariance.size()", covariance.size(),
                     "must be head_dim^2, or 0 without a covariance");
+    detail::require(band_lengths.size() == num_bands(), "QueryStatistics", "band_lengths.size()",
+                    band_lengths.size(), "must be num_bands()");
+    detail::require(count > 0, "QueryStatistics", "count", count, "must be > 0");
     const std::size_t h = head(layer, q_head);
-    counts_[h] = 1;
+    counts_[h] = count;
+    std::copy(band_lengths.begin(), band_lengths.end(),
+              lengths_.begin() + static_cast<std::ptrdiff_t>(h * num_bands()));
     std::copy(mean.begin(), mean.end(), means_.begin() + static_cast<std::ptrdiff_t>(h * dim));
-    std::copy(
-        covariance.begin(), covariance.end(),
-        products_.begin() + static_cast<std::ptrdiff_t>(with_covariance_ ? h * dim * dim : 0));
+    // The lower triangle of products is what a covariance times the count is.
+    double* products = products_.data() + (with_covariance_ ? h * dim * dim : 0);
+    for (std::size_t i = 0; i < covariance.size(); ++i)
+      products[i] = static_cast<double>(covariance[i]) * static_cast<double>(count);
   }
   /// Forgets all queries, memory kept.
   void clear() noexcept {
     std::fill(counts_.begin(), counts_.end(), 0);
     std::fill(means_.begin(), means_.end(), 0.0);
     std::fill(products_.begin(), products_.end(), 0.0);
+    std::fill(lengths_.begin(), lengths_.end(), 0.0);
   }
 
  private:
@@ -110,9 +171,11 @@ class QueryStatistics {
 
   CacheShape shape_;
   bool with_covariance_;
+  RotaryEmbedding rotary_;  // empty where lengths of bands are not wanted
   std::vector<std::size_t> counts_;
   std::vector<double> means_;
   std::vector<double> products_;  // about the mean; the lower triangle of each head
+  std::vector<double> lengths_;   // of bands
 };
 
 KVEVICT_NAMESPACE_END

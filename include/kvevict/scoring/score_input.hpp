@@ -7,6 +7,10 @@
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
 
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
 KVEVICT_NAMESPACE_BEGIN
 
 /// What everything that scores can look at.
@@ -15,6 +19,13 @@ struct ScoreInput {
   const Sequence& sequence;
   const kernels::KernelSet& kernel;
   Scratch& scratch;  ///< memory that is kept between calls
+  /// Bits of the slots of the lane being scored that may be chosen, for scores that compare tokens
+  /// with their rivals; empty: not known, all that hold a token.
+  std::span<const std::uint64_t> candidates = {};
+
+  [[nodiscard]] bool may_be_chosen(std::size_t slot) const noexcept {
+    return candidates.empty() || (candidates[slot / 64] >> (slot % 64) & 1U) != 0;
+  }
 };
 
 KVEVICT_NAMESPACE_END

@@ -2,6 +2,7 @@
 #define KVEVICT_SCORING_STAGES_HPP_
 
 #include "kvevict/config.hpp"
+#include "kvevict/core/scored_lane.hpp"
 #include "kvevict/scoring/group_reduce.hpp"
 #include "kvevict/scoring/lane_scores.hpp"
 #include "kvevict/scoring/normalize.hpp"
@@ -11,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 KVEVICT_NAMESPACE_BEGIN
@@ -55,6 +57,39 @@ struct SumToOne {
   }
 };
 
+/// Every array as z-scores: (score - mean) / deviation, both of the slots that may be chosen,
+/// deviation with the divisor n. Two passes in double: scores may have much in common. What is not
+/// finite is left out and stays as it is.
+struct StandardScores {
+  double least_deviation = 1e-6;  ///< divides where all are as good as equal
+
+  void apply(const ScoreInput& input, LaneScores& scores) const {
+    for (std::size_t i = 0; i < scores.num_arrays(); ++i) {
+      const std::span<float> array = scores.array(i);
+      const std::span<const std::uint8_t> valid = scores.cache(scores.head_of(i)).valid;
+      const auto over_rivals = [&](auto&& term) {
+        std::size_t count = 0;
+        double sum = 0.0;
+        for (std::size_t at = 0; at < array.size(); ++at) {
+          const std::size_t slot = scores.first() + at;
+          if (!input.may_be_chosen(slot) || (!valid.empty() && valid[slot] == 0) ||
+              !std::isfinite(array[at]))
+            continue;
+          sum += term(static_cast<double>(array[at]));
+          ++count;
+        }
+        return count > 0 ? sum / static_cast<double>(count) : 0.0;
+      };
+      const double mean = over_rivals([](double x) { return x; });
+      const double deviation =
+          std::sqrt(over_rivals([&](double x) { return (x - mean) * (x - mean); }));
+      const double scale = 1.0 / std::max(deviation, least_deviation);
+      for (float& x : array)
+        x = static_cast<float>((static_cast<double>(x) - mean) * scale);
+    }
+  }
+};
+
 /// Brings the query heads of each KV head together (rule R10).
 struct GroupReduction {
   GroupReduce reduce = GroupReduce::kMean;
@@ -70,10 +105,15 @@ struct GroupReduction {
 /// Brings all arrays of a lane that stands for several heads together: their mean, maximum or sum.
 struct HeadReduction {
   GroupReduce reduce = GroupReduce::kMean;
+  std::size_t first_layer = 0;  ///< layers before it have no part, in a lane that has later ones
 
   void apply(const ScoreInput& /*input*/, LaneScores& scores) const {
-    for (std::size_t i = 0; i < scores.num_arrays(); ++i)
-      reduce_group(reduce, i, scores.num_arrays(), scores.array(i), scores.array(0));
+    std::size_t first = 0;
+    while (first + 1 < scores.num_arrays() && scores.layer(scores.head_of(first)) < first_layer)
+      ++first;
+    const std::size_t count = scores.num_arrays() - first;
+    for (std::size_t i = 0; i < count; ++i)
+      reduce_group(reduce, i, count, scores.array(first + i), scores.array(0));
     scores.keep_one();
   }
 };
@@ -91,6 +131,30 @@ struct AtLeastMean {
       const auto mean = static_cast<float>(finite_sum(array) / static_cast<double>(finite));
       for (float& score : array)
         score = score < mean ? mean : score;
+    }
+  }
+};
+
+/// The mean over the layers from `first_layer` on of each KV head's scores, slot by slot, for lanes
+/// that are KV heads of all layers and share their tokens over layers.
+struct MeanOverLayers {
+  std::size_t first_layer = 0;
+
+  void apply_to_pool(const ScoreInput& input, std::span<ScoredLane> lanes) const {
+    const std::size_t num_heads = input.sequence.shape().num_kv_heads;
+    const auto num_layers = static_cast<double>(lanes.size() / num_heads - first_layer);
+    for (std::size_t head = 0; head < num_heads; ++head) {
+      // All as long as the first, unless masks of another policy were applied.
+      std::size_t len = lanes[head].scores.size();
+      for (std::size_t l = head; l < lanes.size(); l += num_heads)
+        len = std::min(len, lanes[l].scores.size());
+      for (std::size_t slot = 0; slot < len; ++slot) {
+        double sum = 0.0;
+        for (std::size_t l = first_layer * num_heads + head; l < lanes.size(); l += num_heads)
+          sum += static_cast<double>(lanes[l].scores[slot]);
+        for (std::size_t l = head; l < lanes.size(); l += num_heads)
+          lanes[l].scores[slot] = static_cast<float>(sum / num_layers);
+      }
     }
   }
 };

@@ -293,15 +293,18 @@ class PoolSelection {
     const std::size_t num_extra = taker.take(end, len);
     const std::size_t num_valid = detail::count_bits(candidates);
     std::size_t counted = 0;
-    const auto take_span = [&](const PositionSpan& span) {
-      counted += taker.take(sequence.slots_before(l, static_cast<std::size_t>(span.first)),
-                            sequence.slots_before(l, static_cast<std::size_t>(span.last)));
+    // Of a span and `behind` tokens more, what there is room for.
+    const auto take_span = [&](const PositionSpan& span, std::size_t behind, std::size_t room_for) {
+      const std::size_t last = static_cast<std::size_t>(span.last) + behind;
+      return taker.take_first(sequence.slots_before(l, static_cast<std::size_t>(span.first)),
+                              sequence.slots_before(l, std::min(last, sequence.length())),
+                              room_for);
     };
     for (const PositionSpan& span : sequence.pinned())
-      take_span(span);
-    if (protection.prompt) {
+      counted += take_span(span, 0, len);
+    if (protection.prompt && !protection.prompt_gives_way) {
       for (const PositionSpan& span : sequence.prompts())
-        take_span(span);
+        counted += take_span(span, protection.plan_tokens, len);
     }
     // Windows come in slots that are still free only where the budget has room for them.
     const std::size_t lane_budget = allocation.lane_budget(
@@ -314,7 +317,19 @@ class PoolSelection {
     if (std::min(windows, num_valid) > detail::saturating_add(room, counted))
       report_.budget_not_reached = true;
     const std::size_t newest = taker.take_newest(end, protection.recent_window, room);
-    counted += newest + taker.take_oldest(end, protection.num_sink_tokens, room - newest);
+    room -= newest;
+    counted += newest;
+    if (protection.prompt && protection.prompt_gives_way) {
+      const std::size_t spared = detail::saturating_add(allocation.headroom, 1);
+      std::size_t prompt_room = room > spared ? room - spared : 0;
+      for (const PositionSpan& span : sequence.prompts()) {
+        const std::size_t taken = take_span(span, protection.plan_tokens, prompt_room);
+        prompt_room -= taken;
+        room -= taken;
+        counted += taken;
+      }
+    }
+    counted += taker.take_oldest(end, protection.num_sink_tokens, room);
     report_.protected_entries += counted + num_extra;
     return {lane_budget, counted};
   }

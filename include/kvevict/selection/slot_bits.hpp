@@ -73,6 +73,17 @@ class SlotTaker {
       taken += take_word(w, range(w, first, last));
     return taken;
   }
+  /// The first `room` candidates of [first, last); returns how many there were.
+  std::size_t take_first(std::size_t first, std::size_t last, std::size_t room) noexcept {
+    std::size_t taken = 0;
+    for (std::size_t w = first / 64; w * 64 < last && taken < room; ++w) {
+      std::uint64_t bits = range(w, first, last) & candidates_[w];
+      while (static_cast<std::size_t>(std::popcount(bits)) > room - taken)
+        bits &= ~std::bit_floor(bits);
+      taken += take_word(w, bits);
+    }
+    return taken;
+  }
   /// The first `count` valid slots of [0, end), as far as they need no more than `room` candidates;
   /// returns how many they needed.
   std::size_t take_oldest(std::size_t end, std::size_t count, std::size_t room) noexcept {

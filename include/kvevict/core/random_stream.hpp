@@ -1,0 +1,50 @@
+#ifndef KVEVICT_CORE_RANDOM_STREAM_HPP_
+#define KVEVICT_CORE_RANDOM_STREAM_HPP_
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/counter_random.hpp"
+#include "kvevict/core/sequence.hpp"
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+KVEVICT_NAMESPACE_BEGIN
+
+/// Random numbers for the tokens of a sequence. A number comes from a counter (seed, sequence,
+/// lane, firing, position), not from a running generator: it does not depend on the order of calls,
+/// on the slot where its token lies, or on the number of workers, and select may be called twice.
+struct RandomStream {
+  std::uint64_t seed = 0;
+  std::uint64_t sequence_id = 0;  ///< sequences that run side by side draw for themselves
+  bool redraw = false;  ///< anew after each mask that was applied; false: a token keeps its number
+
+  /// 64 random bits for the token in `slot`.
+  [[nodiscard]] std::uint64_t bits(const Sequence& sequence, std::size_t lane,
+                                   std::size_t slot) const noexcept {
+    const std::uint64_t firing = redraw ? sequence.num_firings() : 0;
+    const auto position = static_cast<std::uint64_t>(sequence.position(lane, slot));
+    // Odd multiples far apart: no two of (firing, position) meet in one counter.
+    using detail::mix_bits;
+    return mix_bits(mix_bits(seed + mix_bits(lane) + kStep * sequence_id) + position +
+                    kStep * firing);
+  }
+  /// Uniform in (0, 1).
+  [[nodiscard]] double uniform(const Sequence& sequence, std::size_t lane,
+                               std::size_t slot) const noexcept {
+    return (static_cast<double>(bits(sequence, lane, slot) >> 12U) + 0.5) * 0x1p-52;
+  }
+  /// Standard Gumbel: added to logarithms of weights, the k largest sums are a draw of k without
+  /// replacement, each with a probability proportional to its weight.
+  [[nodiscard]] double gumbel(const Sequence& sequence, std::size_t lane,
+                              std::size_t slot) const noexcept {
+    return -std::log(-std::log(uniform(sequence, lane, slot)));
+  }
+
+ private:
+  static constexpr std::uint64_t kStep = 0xD1342543DE82EF95U;
+};
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_CORE_RANDOM_STREAM_HPP_

@@ -1,0 +1,63 @@
+#ifndef KVEVICT_POLICIES_DROPKV_HPP_
+#define KVEVICT_POLICIES_DROPKV_HPP_
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/budget.hpp"
+#include "kvevict/policies/adakv.hpp"
+#include "kvevict/policies/composed.hpp"
+#include "kvevict/scoring/pipeline.hpp"
+#include "kvevict/scoring/pooling.hpp"
+#include "kvevict/scoring/stages.hpp"
+#include "kvevict/scoring/window_removal.hpp"
+
+#include <cstddef>
+#include <string_view>
+
+KVEVICT_NAMESPACE_BEGIN
+
+struct DropKVOptions {
+  Budget budget = 1024;                 ///< tokens per KV head, window included
+  std::size_t observation_window = 32;  ///< last tokens of the prompt, whose queries vote
+  Pooling pooling = {.kind = PoolKind::kAverage, .kernel_size = 7};
+};
+
+/// What leaving a token out does to the outputs of the prompt's last queries (DropKV, kvpress issue
+/// 284): WindowRemoval's score, then an average over neighbours. Once, at the end of a prompt: the
+/// window and the best of the prefix stay; tokens decoded later are all kept. CAOTE asks the same
+/// of one row and does not square.
+///
+/// Scores are squared lengths in value space and can be compared between heads: AdaKVDropKV lets
+/// the heads of a layer compete for its budget.
+///
+/// The reference adds 1e-6 to 1 - p, rounds p to the model's half type before weighting values and
+/// expands the square into three products; this is the quantity itself.
+struct DropKVRecipe : CutsPrompts {
+  using Options = DropKVOptions;
+  static constexpr std::string_view kName = "DropKV";
+
+  static void check(const Options& options, const CacheShape& /*shape*/) {
+    options.pooling.check(kName);
+  }
+  static auto pipeline(const Options& options, const CacheShape& shape) {
+    return WindowRemoval(kName, shape, options.observation_window) | Pool{options.pooling};
+  }
+
+  template <class Visit>
+  static void visit_options(Options& options, Visit&& visit) {
+    visit("budget", options.budget);
+    visit("observation_window", options.observation_window);
+    visit("pooling", options.pooling.kind);
+    visit("pool_kernel_size", options.pooling.kernel_size);
+    visit("pool_edge", options.pooling.edge);
+  }
+};
+
+using DropKV = Policy<Composed<DropKVRecipe>>;
+using AdaKVDropKV = Policy<Composed<AdaKVOver<DropKVRecipe>>>;
+
+static_assert(EvictionPolicy<DropKV>);
+static_assert(EvictionPolicy<AdaKVDropKV>);
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_POLICIES_DROPKV_HPP_

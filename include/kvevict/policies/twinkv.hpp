@@ -1,0 +1,77 @@
+#ifndef KVEVICT_POLICIES_TWINKV_HPP_
+#define KVEVICT_POLICIES_TWINKV_HPP_
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/policies/composed.hpp"
+#include "kvevict/policies/key_geometry.hpp"
+#include "kvevict/policies/snapkv.hpp"
+#include "kvevict/scoring/key_twins.hpp"
+#include "kvevict/selection/twin_repair.hpp"
+
+#include <cstddef>
+#include <string_view>
+
+KVEVICT_NAMESPACE_BEGIN
+
+/// What TwinKVOver adds to the options of the recipe below it.
+template <class Base>
+struct TwinKVOverOptions : Base::Options {
+  double twin_similarity = 0.85;   ///< cosine from which on a key stands for another (tau); depends
+                                   ///< on the model: 0.85 for Qwen3-4B, 0.90 for Llama-3.2-1B
+  std::size_t twin_distance = 32;  ///< slots within which keys are no twins (local window)
+  std::size_t twin_num_sinks = 4;  ///< first tokens that no swap takes away
+  std::size_t twin_recent = 64;    ///< newest tokens that no swap takes away
+};
+
+/// Any other policy, its choice repaired (TwinKV, arXiv 2608.27128): a token that would go and has
+/// no likeness among those that stay takes the place of one that has, as TwinRepair says. Whoever
+/// scores, what is protected and how much stays in each lane are the base policy's. A cut compares
+/// all keys that may go or stay with all that stay: O(n budget head_dim).
+///
+/// Keys are compared as they are cached, after rotary embedding. Lanes have to be single KV heads.
+/// Templates of few-shot prompts look redundant to it and are not.
+template <Recipe Base>
+struct TwinKVOver : Base {
+  using Options = TwinKVOverOptions<Base>;
+  static constexpr std::string_view kPrefix = "TwinKV";
+  static constexpr std::string_view kName = detail::JoinedName<kPrefix, Base::kName>::kName;
+
+  static void check(const Options& options, const CacheShape& shape) {
+    if constexpr (requires { Base::check(options, shape); })
+      Base::check(options, shape);
+    detail::require(options.twin_similarity >= -1.0 && options.twin_similarity <= 1.0, kName,
+                    "twin_similarity", options.twin_similarity, "must be in [-1, 1]");
+    detail::require(Base::scope(options) == MaskScope::kHead, kName, "scope", 0,
+                    "must be one set per KV head");
+  }
+  static auto selector(const Options& options) {
+    const TwinRepairOptions repair{.similarity = options.twin_similarity,
+                                   .num_sink_tokens = options.twin_num_sinks,
+                                   .recent_window = options.twin_recent};
+    const KeyTwins twins(options.twin_distance);
+    if constexpr (requires { Base::selector(options); }) {
+      return TwinRepair(Base::selector(options), twins, repair);
+    } else {
+      return TwinRepair(BestOfAll{}, twins, repair);
+    }
+  }
+  template <class Visit>
+  static void visit_options(Options& options, Visit&& visit) {
+    Base::visit_options(options, visit);
+    visit("twin_similarity", options.twin_similarity);
+    visit("twin_distance", options.twin_distance);
+    visit("twin_num_sinks", options.twin_num_sinks);
+    visit("twin_recent", options.twin_recent);
+  }
+};
+
+using TwinKVSnapKV = Policy<Composed<TwinKVOver<SnapKVRecipe>>>;
+using TwinKVKnorm = Policy<Composed<TwinKVOver<KnormRecipe>>>;
+
+static_assert(EvictionPolicy<TwinKVSnapKV>);
+static_assert(EvictionPolicy<TwinKVKnorm>);
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_POLICIES_TWINKV_HPP_

@@ -1,0 +1,133 @@
+#ifndef KVEVICT_SELECTION_TWIN_REPAIR_HPP_
+#define KVEVICT_SELECTION_TWIN_REPAIR_HPP_
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/scored_lane.hpp"
+#include "kvevict/core/types.hpp"
+#include "kvevict/selection/slot_bits.hpp"
+#include "kvevict/selection/top_k.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+KVEVICT_NAMESPACE_BEGIN
+
+/// The best of all lanes together, as where a policy has no selection of its own.
+struct BestOfAll {
+  template <class Input>
+  void choose(std::span<ScoredLane> lanes, std::size_t quota, const Input& /*input*/) const {
+    select_top_k(lanes, quota);
+  }
+};
+
+struct TwinRepairOptions {
+  double similarity = 0.85;         ///< cosine from which on a key stands for another (tau)
+  std::size_t num_sink_tokens = 4;  ///< first tokens that no swap takes away
+  std::size_t recent_window = 64;   ///< newest tokens that no swap takes away
+};
+
+/// Another selection, repaired (TwinKV): with b(x) the largest cosine of x's key with a kept one,
+/// an orphan is a token that goes and has no twin among those that stay, b < similarity; a donor
+/// one that was chosen and has, b >= similarity. The most isolated orphan takes the place of the
+/// most redundant donor, the next that of the next, until one list ends. Lanes keep as many as
+/// before; what is protected stays. Equal orphans: the lower slot comes back first; equal donors:
+/// the higher slot goes first.
+///
+/// b of a donor is asked again before each swap, of the tokens that are kept by then: else the two
+/// of a pair of twins, donors to each other, might both go. One that has lost its twin is passed
+/// over.
+/// @tparam Twins  gather, largest_cosine and replace of KeyTwins
+template <class Base, class Twins>
+class TwinRepair {
+ public:
+  static constexpr Inputs kRequiredInputs = [] {
+    if constexpr (requires { Base::kRequiredInputs; }) {
+      return Base::kRequiredInputs | Inputs::kKeys;
+    } else {
+      return Inputs::kKeys;
+    }
+  }();
+
+  TwinRepair(Base base, Twins twins, const TwinRepairOptions& options)
+      : base_(std::move(base)), twins_(std::move(twins)), options_(options) {}
+
+  template <class Input>
+  void choose(std::span<ScoredLane> lanes, std::size_t quota, const Input& input) const {
+    open_.clear();
+    for (const ScoredLane& lane : lanes)
+      open_.insert(open_.end(), lane.candidates.begin(), lane.candidates.end());
+    base_.choose(lanes, quota, input);
+    std::size_t word = 0;
+    for (const ScoredLane& lane : lanes) {
+      repair(lane, std::span(open_).subspan(word, lane.keep.size()), input);
+      word += lane.keep.size();
+    }
+  }
+
+ private:
+  struct Token {
+    float cosine;
+    std::size_t slot;
+  };
+
+  /// @param open  slots that the base could choose from; of these, what windows hold is taken out
+  template <class Input>
+  void repair(const ScoredLane& lane, std::span<std::uint64_t> open, const Input& input) const {
+    orphans_.clear();
+    donors_.clear();
+    twins_.gather(input, lane.lane, lane.keep);
+    const std::size_t len = lane.scores.size();
+    swappable_.assign(open.begin(), open.end());
+    // Windows count valid tokens: those that are kept and those that were open.
+    held_.assign(lane.keep.begin(), lane.keep.end());
+    for (std::size_t w = 0; w < held_.size(); ++w)
+      held_[w] &= ~swappable_[w];
+    detail::SlotTaker taker(held_, swappable_);
+    taker.take_oldest(len, options_.num_sink_tokens, len);
+    taker.take_newest(len, options_.recent_window, len);
+    const auto similarity = static_cast<float>(options_.similarity);
+    detail::for_each_bit(open, [&](std::size_t slot) {
+      const bool kept = (lane.keep[slot / 64] >> (slot % 64) & 1U) != 0;
+      if (kept && (swappable_[slot / 64] >> (slot % 64) & 1U) == 0)
+        return;
+      bool usable = false;
+      const float cosine = twins_.largest_cosine(input, slot, usable);
+      if (usable && kept == (cosine >= similarity))
+        (kept ? donors_ : orphans_).push_back({cosine, slot});
+    });
+    std::sort(orphans_.begin(), orphans_.end(), [](const Token& a, const Token& b) {
+      return a.cosine != b.cosine ? a.cosine < b.cosine : a.slot < b.slot;
+    });
+    std::sort(donors_.begin(), donors_.end(), [](const Token& a, const Token& b) {
+      return a.cosine != b.cosine ? a.cosine > b.cosine : a.slot > b.slot;
+    });
+    auto orphan = orphans_.begin();
+    for (auto donor = donors_.begin(); donor != donors_.end() && orphan != orphans_.end();
+         ++donor) {
+      bool usable = false;
+      if (twins_.largest_cosine(input, donor->slot, usable) < similarity)
+        continue;
+      twins_.replace(input, donor->slot, orphan->slot);
+      lane.keep[donor->slot / 64] &= ~(std::uint64_t{1} << (donor->slot % 64));
+      lane.keep[orphan->slot / 64] |= std::uint64_t{1} << (orphan->slot % 64);
+      ++orphan;
+    }
+  }
+
+  Base base_;
+  mutable Twins twins_;  // keeps memory between calls, like all below
+  TwinRepairOptions options_;
+  mutable std::vector<std::uint64_t> open_;
+  mutable std::vector<std::uint64_t> swappable_;
+  mutable std::vector<std::uint64_t> held_;
+  mutable std::vector<Token> orphans_;
+  mutable std::vector<Token> donors_;
+};
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_SELECTION_TWIN_REPAIR_HPP_

@@ -1,0 +1,494 @@
+#include "kvevict/policies/triattention.hpp"
+
+#include "kvevict/kernels/kernels.hpp"
+#include "kvevict/scoring/lane_scores.hpp"
+#include "kvevict/scoring/stages.hpp"
+#include "kvevict/views/contiguous_view.hpp"
+#include "support/errors.hpp"
+#include "support/masks.hpp"
+#include "support/random.hpp"
+#include "support/test_engine.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <complex>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace kvevict_test {
+namespace {
+
+using kvevict::BandWeight;
+using kvevict::CacheShape;
+using kvevict::OffsetReduce;
+using kvevict::QueryStatistics;
+using kvevict::RotaryEmbedding;
+using kvevict::TriAttention;
+using kvevict::TriAttentionMode;
+using kvevict::TriAttentionOptions;
+using kvevict::TriAttentionStats;
+using Complex = std::complex<double>;
+
+/// One layer of `group` query heads on one KV head.
+CacheShape one_head(std::size_t group, std::size_t dim) {
+  return {.num_layers = 1, .num_q_heads = group, .num_kv_heads = 1, .head_dim = dim};
+}
+
+/// Keys of one KV head, and nothing protected.
+struct Keys {
+  CacheShape shape;
+  std::vector<float> keys;
+  std::size_t len = 0;
+
+  Keys(CacheShape s, std::vector<float> rows)
+      : shape(s), keys(std::move(rows)), len(keys.size() / s.head_dim) {}
+
+  [[nodiscard]] kvevict::views::ContiguousView view() {
+    return {shape,
+            kvevict::views::Tensor::hnd(keys.data(), kvevict::ElementType::kF32, len, 1,
+                                        shape.head_dim),
+            {},
+            len};
+  }
+  /// S of every query head, [group, len], at the end of the text.
+  template <class P>
+  std::vector<float> raw(const P& policy) {
+    const auto all = view();
+    const kvevict::ViewRef ref(all);
+    kvevict::Scratch scratch;
+    const kvevict::ScoreInput input{ref, policy.sequence(), kvevict::kernels::best(), scratch};
+    kvevict::LaneScores scores(input, 0);
+    policy.method().parts().signal().score(input, scores);
+    std::vector<float> result;
+    for (std::size_t i = 0; i < scores.num_arrays(); ++i)
+      result.insert(result.end(), scores.array(i).begin(), scores.array(i).end());
+    return result;
+  }
+};
+TriAttentionOptions bare(std::size_t budget, const RotaryEmbedding& rotary) {
+  TriAttentionOptions options;
+  options.budget = budget;
+  options.interval = 1;
+  options.protect_prompt = false;
+  options.num_sink_tokens = 0;
+  options.recent_window = 0;
+  options.rotary = rotary;
+  return options;
+}
+template <class P>
+P fed(const TriAttentionOptions& options, const CacheShape& shape, std::size_t len) {
+  P policy(options, shape);
+  policy.append(len);
+  return policy;
+}
+
+// d 2, one band, omega = pi / 2, D = {1, 2}, t = 4, keys (1,0), (0,1), (-2,0), (0,-1). Head 0: m =
+// 1, a = 1.5: M = (i - 1) / 2, u = M, c = .5; dots -.5, .5, 1, -.5 and lengths .5, .5, 1, .5 make
+// S = (0, 1, 2, 0), z = (-.904534, .301511, 1.507557, -.904534).
+class HandExample : public ::testing::Test {
+ protected:
+  static constexpr double kHalfPi = 1.57079632679489661923;
+  RotaryEmbedding rotary{.inv_freq = {kHalfPi}};
+  Keys keys{one_head(1, 2), {1, 0, 0, 1, -2, 0, 0, -1}};
+
+  [[nodiscard]] TriAttentionOptions options(std::size_t budget) const {
+    auto statistics = std::make_shared<QueryStatistics>(keys.shape, false, rotary);
+    const std::vector<float> mean = {1, 0};
+    const std::vector<float> length = {1.5F};
+    statistics->set(0, 0, mean, {}, length);
+    TriAttentionOptions result = bare(budget, rotary);
+    result.largest_offset = 2;
+    result.query_statistics = statistics;
+    return result;
+  }
+};
+
+TEST_F(HandExample, ScoresAreThoseOfThePaper) {
+  const std::vector<float> raw = keys.raw(fed<TriAttentionStats>(options(2), keys.shape, 4));
+  const std::vector<float> expected = {0, 1, 2, 0};
+  for (std::size_t i = 0; i < 4; ++i)
+    EXPECT_NEAR(raw[i], expected[i], 1e-6);
+  const auto policy = fed<TriAttentionStats>(options(2), keys.shape, 4);
+  const auto view = keys.view();
+  const kvevict::ViewRef ref(view);
+  kvevict::Scratch scratch;
+  std::vector<float> z(4);
+  policy.method().score({ref, policy.sequence(), kvevict::kernels::best(), scratch}, 0, z);
+  const std::vector<double> standard = {-.904534, .301511, 1.507557, -.904534};
+  for (std::size_t i = 0; i < 4; ++i)
+    EXPECT_NEAR(z[i], standard[i], 1e-6);
+  EXPECT_EQ(text_of(policy.select(view)), "0110");
+}
+
+// Protected tokens are no rivals: without slot 2 the mean of (0, 1, 0) is 1/3 and the deviation
+// sqrt(2) / 3, so that slot 1 has z = sqrt(2).
+TEST_F(HandExample, OnlyTokensThatMayGoAreCompared) {
+  const auto policy = fed<TriAttentionStats>(options(2), keys.shape, 4);
+  const auto view = keys.view();
+  const kvevict::ViewRef ref(view);
+  kvevict::Scratch scratch;
+  const std::vector<std::uint64_t> candidates = {0b1011};
+  std::vector<float> z(4);
+  policy.method().score({ref, policy.sequence(), kvevict::kernels::best(), scratch, candidates}, 0,
+                        z);
+  EXPECT_NEAR(z[0], -std::sqrt(.5), 1e-6);
+  EXPECT_NEAR(z[1], std::sqrt(2.0), 1e-6);
+}
+
+// A second head with S = (10, 0, 0, 20), made here as scores: z = (.301511, -.904534, -.904534,
+// 1.507557). The maximum of z keeps {2, 3}; the maximum of S would keep {0, 3}.
+TEST(StandardScores, MakeHeadsComparable) {
+  Keys keys(one_head(2, 2), std::vector<float>(8, 1.0F));
+  const auto view = keys.view();
+  const kvevict::ViewRef ref(view);
+  kvevict::Sequence sequence("test", keys.shape, kvevict::MaskScope::kHead);
+  sequence.append(4);
+  kvevict::Scratch scratch;
+  const kvevict::ScoreInput input{ref, sequence, kvevict::kernels::best(), scratch};
+  kvevict::LaneScores scores(input, 0);
+  scores.start(0, 4, 2);
+  const std::vector<float> both = {0, 1, 2, 0, 10, 0, 0, 20};
+  std::copy(both.begin(), both.end(), scores.array(0).begin());
+  kvevict::StandardScores{}.apply(input, scores);
+  kvevict::GroupReduction{kvevict::GroupReduce::kMax}.apply(input, scores);
+  const std::vector<double> expected = {.301511, .301511, 1.507557, 1.507557};
+  for (std::size_t i = 0; i < 4; ++i)
+    EXPECT_NEAR(scores.array(0)[i], expected[i], 1e-6);
+}
+
+// Equal scores, and a NaN beside others: it stays NaN and takes nothing from them.
+TEST(StandardScores, ConstantAndNaN) {
+  Keys keys(one_head(1, 2), std::vector<float>(6, 1.0F));
+  const auto view = keys.view();
+  const kvevict::ViewRef ref(view);
+  kvevict::Sequence sequence("test", keys.shape, kvevict::MaskScope::kHead);
+  sequence.append(3);
+  kvevict::Scratch scratch;
+  const kvevict::ScoreInput input{ref, sequence, kvevict::kernels::best(), scratch};
+  kvevict::LaneScores scores(input, 0);
+  scores.start(0, 3, 1);
+  std::fill_n(scores.array(0).begin(), 3, 7.0F);
+  kvevict::StandardScores{}.apply(input, scores);
+  EXPECT_EQ(scores.array(0)[0], 0.0F);
+  const std::vector<float> with_nan = {1, std::numeric_limits<float>::quiet_NaN(), 3};
+  std::copy(with_nan.begin(), with_nan.end(), scores.array(0).begin());
+  kvevict::StandardScores{}.apply(input, scores);
+  EXPECT_FLOAT_EQ(scores.array(0)[0], -1.0F);
+  EXPECT_TRUE(std::isnan(scores.array(0)[1]));
+  EXPECT_FLOAT_EQ(scores.array(0)[2], 1.0F);
+}
+
+/// Random statistics and keys of a model with YaRN's scaling, frequencies without a formula and
+/// channels that do not turn.
+struct RandomModel {
+  static constexpr std::size_t kLen = 70;
+  CacheShape shape = one_head(2, 10);
+  RotaryEmbedding rotary{.inv_freq = {1.0, .3, .01, 2e-4}, .attention_scaling = 1.2};
+  std::shared_ptr<QueryStatistics> statistics;
+  std::vector<float> before;  // keys before rotary embedding
+
+  explicit RandomModel(kvevict::RotaryPairing pairing) {
+    rotary.pairing = pairing;
+    statistics = std::make_shared<QueryStatistics>(shape, false, rotary);
+    Random random(5);
+    std::vector<float> query(shape.head_dim);
+    for (std::size_t i = 0; i < 40; ++i) {
+      for (float& x : query)
+        x = random.eighths() + .5F;
+      statistics->add(0, i % 2, query.data());
+    }
+    for (std::size_t i = 0; i < kLen * shape.head_dim; ++i)
+      before.push_back(random.eighths());
+  }
+  /// Keys as they are cached when the first one lies at `first`.
+  [[nodiscard]] Keys cached(std::size_t first) const {
+    Keys keys(shape, before);
+    for (std::size_t i = 0; i < kLen; ++i) {
+      float* row = keys.keys.data() + i * shape.head_dim;
+      for (std::size_t f = 0; f < rotary.num_pairs(); ++f) {
+        rotary.turn_pair(
+            f, rotary.attention_scaling * rotary.factor(f, static_cast<double>(first + i)), row);
+      }
+    }
+    return keys;
+  }
+  [[nodiscard]] TriAttentionOptions options() const {
+    TriAttentionOptions result = bare(10, rotary);
+    result.largest_offset = 4096;
+    result.query_statistics = statistics;
+    return result;
+  }
+  /// The published form, in double: S_trig at each offset, then S_norm.
+  [[nodiscard]] double trigonometric(std::size_t head, std::size_t i, double offset) const {
+    double sum = 0;
+    for (std::size_t f = 0; f < rotary.num_pairs(); ++f) {
+      const auto [c, d] = rotary.channels(f);
+      const Complex m(statistics->mean(0, head)[c], statistics->mean(0, head)[d]);
+      const Complex k(before[i * shape.head_dim + c], before[i * shape.head_dim + d]);
+      const double distance = static_cast<double>(kLen - i) + offset;
+      sum += std::abs(m) * std::abs(k) *
+             std::cos(rotary.inv_freq[f] * distance + std::arg(m) - std::arg(k));
+    }
+    return rotary.attention_scaling * rotary.attention_scaling * sum;
+  }
+  [[nodiscard]] double lengths(std::size_t head, std::size_t i, bool whole) const {
+    double sum = 0;
+    for (std::size_t f = 0; f < rotary.num_pairs(); ++f) {
+      const auto [c, d] = rotary.channels(f);
+      const Complex m(statistics->mean(0, head)[c], statistics->mean(0, head)[d]);
+      const Complex k(before[i * shape.head_dim + c], before[i * shape.head_dim + d]);
+      sum += (statistics->band_lengths(0, head)[f] - (whole ? 0 : std::abs(m))) * std::abs(k);
+    }
+    return rotary.attention_scaling * rotary.attention_scaling * sum;
+  }
+};
+
+class PublishedForm : public ::testing::TestWithParam<kvevict::RotaryPairing> {};
+INSTANTIATE_TEST_SUITE_P(Pairings, PublishedForm,
+                         ::testing::Values(kvevict::RotaryPairing::kHalf,
+                                           kvevict::RotaryPairing::kInterleaved));
+
+// Inverse rotation, positions and cosines give the same as one dot product and band lengths; so in
+// every variant.
+TEST_P(PublishedForm, NeedsNeitherPositionsNorCosines) {
+  const RandomModel model(GetParam());
+  Keys keys = model.cached(0);
+  struct Variant {
+    OffsetReduce reduce;
+    bool use_distance;
+    BandWeight weight;
+  };
+  for (const Variant& variant : {Variant{OffsetReduce::kMean, true, BandWeight::kResidual},
+                                 Variant{OffsetReduce::kMax, true, BandWeight::kResidual},
+                                 Variant{OffsetReduce::kMean, true, BandWeight::kWhole},
+                                 Variant{OffsetReduce::kMean, true, BandWeight::kNone},
+                                 Variant{OffsetReduce::kMax, true, BandWeight::kNone},
+                                 Variant{OffsetReduce::kMean, false, BandWeight::kResidual}}) {
+    TriAttentionOptions options = model.options();
+    options.offset_reduce = variant.reduce;
+    options.use_distance = variant.use_distance;
+    options.band_weight = variant.weight;
+    const std::vector<float> raw =
+        keys.raw(fed<TriAttentionStats>(options, model.shape, RandomModel::kLen));
+    for (std::size_t head = 0; head < 2; ++head) {
+      for (std::size_t i = 0; i < RandomModel::kLen; ++i) {
+        double mean = 0;
+        double largest = -1e300;
+        for (double offset = 1; offset <= 4096; offset *= 2) {
+          mean += model.trigonometric(head, i, offset) / 13;
+          largest = std::max(largest, model.trigonometric(head, i, offset));
+        }
+        double expected = 0;
+        if (variant.use_distance)
+          expected += variant.reduce == OffsetReduce::kMean ? mean : largest;
+        if (variant.weight != BandWeight::kNone)
+          expected += model.lengths(head, i, variant.weight == BandWeight::kWhole);
+        EXPECT_NEAR(raw[head * RandomModel::kLen + i], expected, 2e-5 * 20) << head << " " << i;
+      }
+    }
+  }
+}
+
+// Identity (b): text that lies 1000 positions further on scores the same.
+TEST_P(PublishedForm, DependsOnDistanceAlone) {
+  const RandomModel model(GetParam());
+  Keys here = model.cached(0);
+  Keys there = model.cached(1000);
+  const std::vector<float> a =
+      here.raw(fed<TriAttentionStats>(model.options(), model.shape, RandomModel::kLen));
+  auto policy = fed<TriAttentionStats>(model.options(), model.shape, 1000 + RandomModel::kLen);
+  kvevict::KeepMask newest;
+  newest.reset(kvevict::MaskScope::kModel, 1, 1);
+  const auto bits = newest.add_lane(1000 + RandomModel::kLen);
+  for (std::size_t slot = 1000; slot < 1000 + RandomModel::kLen; ++slot)
+    bits[slot / 64] |= std::uint64_t{1} << (slot % 64);
+  policy.apply(newest);
+  const std::vector<float> b = there.raw(policy);
+  for (std::size_t i = 0; i < a.size(); ++i)
+    EXPECT_NEAR(a[i], b[i], 1e-4);
+}
+
+// Identity (a): queries that are all equal, one distance: S is sqrt(d) times the logit of that
+// query at t + o, and bands have no residual.
+TEST(TriAttention, OfOneQueryItIsItsLogit) {
+  const RandomModel model(kvevict::RotaryPairing::kHalf);
+  const CacheShape shape = one_head(1, 10);
+  auto statistics = std::make_shared<QueryStatistics>(shape, false, model.rotary);
+  std::vector<float> query = {1, -.5F, .25F, 2, -1, .5F, 0, .75F, 0, 0};
+  for (int i = 0; i < 3; ++i)
+    statistics->add(0, 0, query.data());
+  TriAttentionOptions options = bare(10, model.rotary);
+  options.largest_offset = 1;
+  options.query_statistics = statistics;
+  Keys keys = model.cached(0);
+  keys.shape = shape;
+  const std::vector<float> raw =
+      keys.raw(fed<TriAttentionStats>(options, shape, RandomModel::kLen));
+  for (std::size_t f = 0; f < model.rotary.num_pairs(); ++f) {
+    model.rotary.turn_pair(f,
+                           model.rotary.attention_scaling *
+                               model.rotary.factor(f, static_cast<double>(RandomModel::kLen) + 1),
+                           query.data());
+  }
+  for (std::size_t i = 0; i < RandomModel::kLen; ++i) {
+    double logit = 0;
+    for (std::size_t c = 0; c < 8; ++c) {
+      logit += static_cast<double>(query[c]) * static_cast<double>(keys.keys[i * 10 + c]);
+    }
+    EXPECT_NEAR(raw[i], logit, 1e-5);
+  }
+}
+
+constexpr CacheShape kModel{.num_layers = 3, .num_q_heads = 4, .num_kv_heads = 2, .head_dim = 6};
+
+template <class P>
+TestEngine<P> make_engine(const TriAttentionOptions& options, const CacheShape& shape = kModel) {
+  return {P(options, shape), layouts::nhd(shape, 300, kvevict::ElementType::kF32)};
+}
+TriAttentionOptions toy(TriAttentionMode mode) {
+  TriAttentionOptions options = bare(12, {.inv_freq = {1.0, .1, .01}});
+  options.mode = mode;
+  options.min_queries = 1;
+  return options;
+}
+
+// Statistics that the policy gathers are those of the queries turned back: given to the other
+// policy they choose the same.
+TEST(TriAttention, GathersWhatTheOtherIsGiven) {
+  const TriAttentionOptions options = toy(TriAttentionMode::kPerLayerHead);
+  auto online = make_engine<TriAttention>(options);
+  online.prompt(40);
+  TriAttentionOptions given = options;
+  given.query_statistics = std::make_shared<QueryStatistics>(
+      online.policy.method().parts().signal().queries().statistics());
+  EXPECT_EQ(given.query_statistics->count(2, 3), 40U);
+  auto offline = make_engine<TriAttentionStats>(given);
+  offline.prompt(40);
+  EXPECT_EQ(online.select(), offline.select());
+}
+
+TEST(TriAttention, ModesShareSets) {
+  auto per_head = make_engine<TriAttention>(toy(TriAttentionMode::kPerHead));
+  per_head.prompt(40);
+  per_head.evict_if_due();
+  EXPECT_EQ(per_head.positions(0, 0), per_head.positions(2, 0));
+  EXPECT_EQ(per_head.positions(0, 1), per_head.positions(1, 1));
+  EXPECT_NE(per_head.positions(0, 0), per_head.positions(0, 1));
+  EXPECT_EQ(per_head.positions(0, 0).size(), 12U);
+  per_head.decode(30);
+  EXPECT_EQ(per_head.positions(0, 0), per_head.positions(2, 0));
+  auto one = make_engine<TriAttention>(toy(TriAttentionMode::kUnion));
+  one.prompt(40);
+  EXPECT_EQ(one.select().num_lanes(), 1U);
+  EXPECT_EQ(one.select().count(0, 0), 12U);
+}
+
+// Identity (g): one layer, one query head: the three modes agree.
+TEST(TriAttention, ModesOfOneHeadAgree) {
+  const CacheShape shape = one_head(1, 6);
+  std::vector<std::vector<std::size_t>> kept;
+  for (const TriAttentionMode mode :
+       {TriAttentionMode::kPerLayerHead, TriAttentionMode::kPerHead, TriAttentionMode::kUnion}) {
+    auto engine = make_engine<TriAttention>(toy(mode), shape);
+    engine.prompt(40);
+    kept.push_back(kept_slots(engine.select()));
+  }
+  EXPECT_EQ(kept[0], kept[1]);
+  EXPECT_EQ(kept[0], kept[2]);
+}
+
+// By default the union asks the upper half of 3 layers, those from 1 on.
+TEST(TriAttention, TheUnionAsksTheUpperLayers) {
+  const auto kept_with = [](std::size_t first_layer) {
+    TriAttentionOptions options = toy(TriAttentionMode::kUnion);
+    options.first_layer = first_layer;
+    auto engine = make_engine<TriAttention>(options);
+    engine.prompt(60);
+    return kept_slots(engine.select());
+  };
+  EXPECT_EQ(kept_with(TriAttentionOptions::kDefaultLayer), kept_with(1));
+  EXPECT_NE(kept_with(1), kept_with(0));
+  EXPECT_NE(kept_with(1), kept_with(2));
+}
+
+TEST(TriAttention, FewQueriesKeepTheNewestTokens) {
+  TriAttentionOptions options = toy(TriAttentionMode::kPerLayerHead);
+  options.min_queries = 64;
+  auto engine = make_engine<TriAttention>(options);
+  engine.prompt(40);
+  EXPECT_EQ(kept_slots(engine.select(), 1, 1), range(28, 40));
+}
+
+// A cut every `interval` tokens, down to the budget; of a prompt as much as the budget bears.
+TEST(TriAttention, CutsAtIntervalsAndLetsALongPromptGiveWay) {
+  TriAttentionOptions options = toy(TriAttentionMode::kPerLayerHead);
+  options.budget = 20;
+  options.interval = 8;
+  options.protect_prompt = true;
+  options.recent_window = 5;
+  auto engine = make_engine<TriAttention>(options);
+  engine.prompt(10);
+  engine.decode(17);
+  EXPECT_EQ(engine.positions().size(), 27U);
+  engine.decode(1);
+  EXPECT_EQ(engine.positions().size(), 20U);
+  const std::vector<std::size_t> kept = engine.positions(1, 1);
+  EXPECT_EQ(std::vector<std::size_t>(kept.begin(), kept.begin() + 10), range(0, 10));
+  EXPECT_EQ(std::vector<std::size_t>(kept.end() - 5, kept.end()), range(23, 28));
+  auto longer = make_engine<TriAttention>(options);
+  longer.prompt(50);
+  longer.decode(1);
+  const std::vector<std::size_t> cut = longer.positions();
+  EXPECT_EQ(cut.size(), 20U);
+  EXPECT_EQ(std::vector<std::size_t>(cut.begin(), cut.begin() + 14), range(0, 14));
+  EXPECT_EQ(std::vector<std::size_t>(cut.end() - 5, cut.end()), range(46, 51));
+}
+
+TEST(TriAttention, RefusesWhatItCannotScoreWith) {
+  const auto made_with = [](auto change) {
+    return [change] {
+      TriAttentionOptions options = toy(TriAttentionMode::kPerLayerHead);
+      change(options);
+      TriAttention policy(options, kModel);
+    };
+  };
+  EXPECT_TRUE(refuses(made_with([](auto& o) { o.rotary.inv_freq.clear(); }),
+                      {"TriAttention", "rotary.inv_freq.size()", "0"}));
+  EXPECT_TRUE(refuses(made_with([](auto& o) { o.rotary.attention_scaling = 0; }),
+                      {"TriAttention", "attention_scaling", "0"}));
+  EXPECT_TRUE(refuses(made_with([](auto& o) { o.interval = 0; }), {"TriAttention", "interval"}));
+  EXPECT_TRUE(refuses(made_with([](auto& o) { o.largest_offset = 0; }),
+                      {"TriAttention", "largest_offset", "0"}));
+  EXPECT_TRUE(refuses(made_with([](auto& o) {
+                        o.mode = TriAttentionMode::kUnion;
+                        o.first_layer = 3;
+                      }),
+                      {"TriAttention", "first_layer", "3"}));
+  EXPECT_TRUE(refuses(made_with([](auto& o) {
+                        o.use_distance = false;
+                        o.band_weight = BandWeight::kNone;
+                      }),
+                      {"TriAttention", "use_distance"}));
+  EXPECT_TRUE(refuses(made_with([](auto& o) {
+                        o.query_statistics =
+                            std::make_shared<QueryStatistics>(kModel, false, o.rotary);
+                      }),
+                      {"TriAttention", "query_statistics", "1"}));
+  EXPECT_TRUE(refuses(
+      [] {
+        TriAttentionOptions options = toy(TriAttentionMode::kPerLayerHead);
+        options.query_statistics = std::make_shared<QueryStatistics>(kModel, false);
+        TriAttentionStats policy(options, kModel);
+      },
+      {"TriAttentionStats", "query_statistics.num_bands()", "0"}));
+}
+
+}  // namespace
+}  // namespace kvevict_test
