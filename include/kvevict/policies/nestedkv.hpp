@@ -22,6 +22,7 @@ struct NestedKVOptions {
   std::size_t num_sink_tokens = 0;   ///< first tokens that always stay
   std::size_t recent_window = 0;     ///< newest tokens that always stay
   bool only_at_prefill_end = true;   ///< cut each prompt once and keep what is decoded
+  CutSchedule schedule = {};         ///< how often to cut otherwise
   std::size_t trailing_window = 64;  ///< tokens up to a key that it is compared with
   double gap_gain = 3.0;             ///< how much a scale that tells tokens apart gains
   double gate_gain = 10.0;           ///< how sharply disagreement of scales switches to the maximum
