@@ -85,45 +85,6 @@ struct Additions {
   std::variant<std::monostate, HeadFloors, WholeChunks> selector;
 };
 
-/// A recipe's allocator, its lanes brought together in other pools.
-template <class Base>
-class AllocatorWithAdditions {
- public:
-  AllocatorWithAdditions(Base base, std::optional<Competition> competition)
-      : base_(std::move(base)), competition_(competition) {}
-
-  [[nodiscard]] Allocation allocation(const Sequence& sequence) const noexcept requires
-      requires(const Base& base) {
-    base.allocation(sequence);
-  }
-  { return brought_together(base_.allocation(sequence)); }
-  template <class S>
-  [[nodiscard]] Allocation allocation(const Sequence& sequence,
-                                      const S& signal) const noexcept requires
-      requires(const Base& base) {
-    base.allocation(sequence, signal);
-  }
-  { return brought_together(base_.allocation(sequence, signal)); }
-  [[nodiscard]] Protection protection(const Sequence& sequence) const noexcept requires
-      requires(const Base& base) {
-    base.protection(sequence);
-  }
-  { return base_.protection(sequence); }
-  [[nodiscard]] auto state() noexcept requires requires(Base& base) { base.state(); }
-  { return base_.state(); }
-  void begin(const Sequence& sequence) requires requires(Base& base) { base.begin(sequence); }
-  { base_.begin(sequence); }
-
- private:
-  [[nodiscard]] Allocation brought_together(Allocation allocation) const noexcept {
-    allocation.competition = competition_.value_or(allocation.competition);
-    return allocation;
-  }
-
-  Base base_;
-  std::optional<Competition> competition_;
-};
-
 /// A recipe's selection, or the one that a text puts in its place.
 template <class Base>
 struct SelectorWithAdditions {
@@ -161,15 +122,27 @@ template <Recipe Base>
 struct WithAdditions : Base {
   using Options = OptionsWithAdditions<Base>;
 
+  static void check(const Options& options, const CacheShape& shape) {
+    if constexpr (requires { Base::check(options, shape); })
+      Base::check(options, shape);
+    // Of a set that heads share, the scores are one by now and the values are still several.
+    if (Base::scope(options) != MaskScope::kHead &&
+        covers(options.additions.stages.inputs(), Inputs::kValues)) {
+      throw_invalid_argument(Base::kName, "a part that reads values needs scope = head");
+    }
+  }
   [[nodiscard]] static Inputs added_inputs(const Options& options) {
     return options.additions.stages.inputs();
+  }
+  [[nodiscard]] static bool signal_is_score(const Options& options) noexcept {
+    return options.additions.stages.stages.empty();
   }
   static auto pipeline(const Options& options, const CacheShape& shape) {
     return Base::pipeline(options, shape) | options.additions.stages;
   }
   static auto allocator(const Options& options, const CacheShape& shape) {
-    return AllocatorWithAdditions(allocator_of<Base>(options, shape),
-                                  options.additions.competition);
+    return EditedAllocator(allocator_of<Base>(options, shape),
+                           SetCompetition{options.additions.competition});
   }
   static auto selector(const Options& options) {
     return SelectorWithAdditions<decltype(selector_of<Base>(options))>{selector_of<Base>(options),

@@ -68,6 +68,20 @@ TEST(CompositionText, StagesWorkInTheOrderInWhichTheyStand) {
             cut(make("knorm(budget=12) + values + pool(kernel_size=3)")));
 }
 
+// A lane that competes with nobody is its own layer: the order does not change.
+TEST(CompositionText, LayerSharesOfSingleLanesChangeNothing) {
+  EXPECT_EQ(cut(make("knorm(budget=12) + values + layer_shares")).count(0, 0), 12U);
+  EXPECT_EQ(cut(make("tova(budget=12) + layer_shares")), cut(make("tova(budget=12)")));
+  EXPECT_EQ(cut(make("knorm(budget=12) + values + layer_shares + model")).total_count(), 48U);
+}
+
+// The values of a set that heads share are several, its scores are one.
+TEST(CompositionText, PartsThatReadValuesNeedSetsPerHead) {
+  EXPECT_EQ(error_of("h2o(heavy=4,recent=4,scope=layer) + values"),
+            "H2O: a part that reads values needs scope = head");
+  EXPECT_EQ(error_of("h2o(heavy=4,recent=4,scope=layer) + pool(kernel_size=3)"), "");
+}
+
 TEST(CompositionText, DescribesItselfAsItReadsBack) {
   const std::string text =
       "SnapKV(budget=12.5%,observation_window=16) + pool(kind=max,kernel_size=7) + caote + "

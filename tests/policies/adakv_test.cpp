@@ -1,5 +1,6 @@
 #include "kvevict/policies/adakv.hpp"
 
+#include "kvevict/policies/aggregated.hpp"
 #include "kvevict/policies/key_geometry.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "policies/window_cache.hpp"
@@ -156,6 +157,27 @@ TEST(AdaKVOver, SharesTheBudgetOfOtherScores) {
     EXPECT_EQ(mask.count(0, 1), 1U);
     EXPECT_TRUE(mask.keeps(0, 1, 3));
   }
+}
+
+// The same where the recipe below has an allocator of its own: head 0 has the better keys.
+TEST(AdaKVOver, SharesTheBudgetOfARecipeWithAnAllocator) {
+  using Method =
+      kvevict::Composed<kvevict::AdaKVOver<kvevict::AggregatedOver<kvevict::KnormRecipe>>>;
+  Method::Options options;
+  options.budget = 2;
+  options.floor = 0;
+  kvevict::Policy<Method> policy(options, kTwoHeads);
+  WindowCache cache(kTwoHeads, 8);
+  policy.begin(4);
+  cache.append(4);
+  for (std::size_t slot = 0; slot < 4; ++slot) {
+    cache.key(0, 0, slot)[0] = 1.0F + static_cast<float>(slot);
+    cache.key(0, 1, slot)[0] = 9.0F - static_cast<float>(slot);
+  }
+  policy.append(4);
+  policy.observe_cache(cache.view());
+  policy.end_prefill(cache.view());
+  EXPECT_EQ(policy.select(cache.view()).count(0, 0), 3U);
 }
 
 TEST(AdaKV, RefusesWhatCannotBe) {

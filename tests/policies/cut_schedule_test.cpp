@@ -122,6 +122,23 @@ TEST(CutSchedule, ARollbackCountsBack) {
   }
 }
 
+// Speculative decoding: each step appends 3 drafted tokens and takes one back. Of 2 tokens a step,
+// every second step reaches a multiple of 4.
+TEST(CutSchedule, DraftsThatAreTakenBackDoNotHideAMultiple) {
+  Loop loop({.budget = 4, .schedule = {.decode_interval = 4}});
+  loop.run(4, 0);
+  Sizes sizes;
+  for (std::size_t step = 0; step < 4; ++step) {
+    loop.policy.append(3);
+    loop.cache.append(3);
+    loop.policy.truncate(loop.policy.length() - 1);
+    loop.cache.truncate(loop.cache.seq_len() - 1);
+    loop.cut();
+    sizes.push_back(loop.cache.seq_len());
+  }
+  EXPECT_EQ(sizes, (Sizes{6, 4, 6, 4}));
+}
+
 TEST(CutSchedule, RefusesWhatCannotWork) {
   EXPECT_TRUE(refuses([] { Knorm({.schedule = {.decode_interval = 0}}, kShape); },
                       {"Knorm", "decode_interval = 0", "must be > 0"}));

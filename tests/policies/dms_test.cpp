@@ -108,6 +108,23 @@ TEST(DMS, WithoutAThresholdAllStay) {
   EXPECT_EQ(run.policy.select(run.cache.view()).total_evicted(), 0U);
 }
 
+// What a threshold took out of the running is still there for engines that free whole pages or hold
+// heads at one length: head 0 loses 1 and 2 of pages {0, 1} and {2, 3}, head 1 keeps all.
+TEST(DMS, PagesAndEqualCountsSeeWhatTheThresholdDropped) {
+  const std::vector<std::vector<float>> keys = {{1, 9, 8, 1, 1, 1}, {1, 1, 1, 1, 1, 1}};
+  Session run(options_of(-3, 2), keys);
+  run.write(6);
+  Projection pages({.page_size = 2}, run.shape);
+  const KeepMask& paged = run.policy.select(run.cache.view(), pages);
+  for (std::size_t slot = 0; slot < 6; ++slot)
+    EXPECT_EQ(paged.keeps(0, 0, slot), paged.keeps(0, 0, slot / 2 * 2)) << slot;
+  EXPECT_EQ(paged.count(0, 0), 4U);
+  Projection equal({.equal_counts = EqualCounts::kLayer}, run.shape);
+  const KeepMask& filled = run.policy.select(run.cache.view(), equal);
+  EXPECT_EQ(filled.count(0, 0), 6U);
+  EXPECT_EQ(filled.count(0, 1), 6U);
+}
+
 // The decision is that of the step in which the token came: its key is overwritten later.
 TEST(DMS, ScoresAreThoseOfTheirBirth) {
   Session run(options_of(-3, 1), {{1, 5, 1}});

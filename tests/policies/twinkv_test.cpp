@@ -1,6 +1,7 @@
 #include "kvevict/policies/twinkv.hpp"
 
 #include "kvevict/policies/adakv.hpp"
+#include "kvevict/policies/external_scores.hpp"
 #include "policies/window_cache.hpp"
 #include "support/errors.hpp"
 #include "support/masks.hpp"
@@ -73,6 +74,25 @@ TEST(TwinKV, TheMostIsolatedAndTheMostRedundantSwap) {
 }
 
 // Neighbours are no twins: within 2 slots nothing is compared.
+// Rule R4: token 2 has no twin, but its score is NaN. The keys of 0 and 1 point the same way.
+TEST(TwinKV, ATokenThatScoresNaNIsNotBroughtBack) {
+  const std::vector<std::vector<float>> keys = {{1}, {1}, {0, 1}};
+  EXPECT_EQ(kept_of(repaired(2, .95, 1), cache_of(keys)), "101");
+  using Method = kvevict::Composed<kvevict::TwinKVOver<kvevict::ExternalScoresRecipe>>;
+  Method::Options options;
+  options.budget = 2;
+  options.twin_similarity = .95;
+  options.twin_distance = 0;
+  options.twin_num_sinks = 1;
+  options.twin_recent = 0;
+  kvevict::Policy<Method> policy(options, kOneHead);
+  WindowCache cache = cache_of(keys);
+  policy.append(3);
+  const std::vector<float> scores = {3, 2, std::numeric_limits<float>::quiet_NaN()};
+  policy.observe_scores(0, 0, scores);
+  EXPECT_EQ(text_of(policy.select(cache.view())), "110");
+}
+
 TEST(TwinKV, NeighboursAreNoTwins) {
   auto options = repaired(3, .9);
   options.twin_distance = 2;

@@ -56,6 +56,17 @@ TEST(OutputError, MassOutsideTheCacheStaysThere) {
   EXPECT_NEAR(error.absolute(), std::hypot(1.0 / 3 - 0.25, 0.25), 1e-6);
 }
 
+// All values equal: whatever is kept, the output does not move, not even where almost all goes and
+// the rest of 1 is rounding.
+TEST(OutputError, KeepsItsDigitsWhereAlmostAllGoes) {
+  WindowCache three = cache();
+  for (std::size_t slot = 0; slot < 3; ++slot)
+    three.value(0, 0, slot)[0] = three.value(0, 0, slot)[1] = 1.0F;
+  OutputError error(kOne);
+  error.add(0, row_of({0.7F, 1e-7F, 0.3F}), three.view(), mask_of("010"));
+  EXPECT_LT(error.relative(), 1e-5);
+}
+
 TEST(OutputError, ARowWithoutMassHasNoOutput) {
   WindowCache three = cache();
   OutputError error(kOne);

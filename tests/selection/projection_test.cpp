@@ -149,6 +149,25 @@ TEST(Projection, FillsLanesUpToTheLongestWithTheBestOfTheEvicted) {
   EXPECT_EQ(kept_slots(lanes.run(by_model), 1, 0), (Slots{0, 1}));
 }
 
+// Lanes of 5 slots in pages of 2: the last page is half full. Head 0 keeps it and one whole page,
+// head 1 two whole pages; both then hold the last page and as many whole ones.
+TEST(Projection, EqualPagesAreEqualSlots) {
+  Decision heads(1, 2, {{0.0F, 0.0F, 5.0F, 5.0F, 9.0F}, {5.0F, 5.0F, 4.0F, 4.0F, 0.0F}},
+                 {{2, 3, 4}, {0, 1, 2, 3}});
+  Projection projection({.page_size = 2, .equal_counts = EqualCounts::kLayer}, heads.shape);
+  const KeepMask& mask = heads.run(projection);
+  EXPECT_EQ(mask.count(0, 0), 5U);
+  EXPECT_EQ(mask.count(0, 1), 5U);
+}
+
+TEST(Projection, RefusesADecisionOfAnotherShape) {
+  Decision one(1, 1, {{1.0F, 2.0F}}, {{0}});
+  CacheShape other = one.shape;
+  other.num_layers = 4;
+  Projection projection({.scope = MaskScope::kModel}, other);
+  EXPECT_THROW(one.run(projection), InvalidArgument);
+}
+
 TEST(Projection, RefusesWhatCannotBe) {
   const CacheShape shape{.num_layers = 2, .num_q_heads = 1, .num_kv_heads = 1, .head_dim = 1};
   EXPECT_THROW(Projection({.page_size = 0}, shape), InvalidArgument);

@@ -57,6 +57,7 @@ class Sequence {
       }
       lane.len += count;
     }
+    step_begin_ = length_;
     length_ += count;
     step_len_ = count;
   }
@@ -88,6 +89,7 @@ class Sequence {
       lane.len = lane.positions.size();
     }
     step_len_ = 0;  // what the step appended may be gone: nothing is left to observe
+    step_begin_ = length_;
     ++num_firings_;
   }
   /// Forgets every token at position `new_length` and later; to the current length it does nothing.
@@ -109,6 +111,7 @@ class Sequence {
     pending_prompt_ = prompt_goes_on ? pending_prompt_ + length_ - new_length : 0;
     length_ = new_length;
     step_len_ = 0;
+    step_begin_ = std::min(step_begin_, new_length);
     prompt_in_one_piece_ = false;
     const Position end = prompt_goes_on ? prompt().last : to_position(new_length);
     if (new_length == 0)
@@ -132,6 +135,7 @@ class Sequence {
     pinned_.clear();
     length_ = 0;
     step_len_ = 0;
+    step_begin_ = 0;
     pending_prompt_ = 0;
     prompt_in_one_piece_ = false;
   }
@@ -142,6 +146,9 @@ class Sequence {
   [[nodiscard]] std::size_t num_lanes() const noexcept { return lanes_.size(); }
   /// Tokens seen, evicted ones included: the position of the next token.
   [[nodiscard]] std::size_t length() const noexcept { return length_; }
+  /// length() before the newest append, or where a truncate or a mask came behind it: what is
+  /// left of the step is [step_begin(), length()).
+  [[nodiscard]] std::size_t step_begin() const noexcept { return step_begin_; }
   /// Tokens of the newest append.
   [[nodiscard]] std::size_t step_len() const noexcept { return step_len_; }
   /// How many of the newest append's tokens, the implied one included, are among the last `window`
@@ -219,6 +226,7 @@ class Sequence {
   std::vector<PositionSpan> pinned_;
   std::size_t length_ = 0;
   std::size_t step_len_ = 0;
+  std::size_t step_begin_ = 0;
   std::size_t pending_prompt_ = 0;
   std::size_t num_firings_ = 0;
   std::size_t first_prompt_padding_ = 0;

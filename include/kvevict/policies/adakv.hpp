@@ -99,8 +99,9 @@ struct AdaKVOver : Base {
     detail::require(options.floor >= 0.0 && options.floor <= 1.0, kName, "floor", options.floor,
                     "must be in [0, 1]");
   }
-  static Allocation allocation(const Options& options) noexcept {
-    return {.budget = options.budget, .competition = Competition::kLayer};
+  static auto allocator(const Options& options, const CacheShape& shape) {
+    return detail::EditedAllocator(detail::allocator_of<Base>(options, shape),
+                                   detail::SetCompetition{Competition::kLayer});
   }
   static auto selector(const Options& options) noexcept {
     return HeadFloors(options.floor_rule, options.floor, options.official_rounding,

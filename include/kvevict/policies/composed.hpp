@@ -21,6 +21,7 @@
 #include <array>
 #include <concepts>
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <tuple>
@@ -36,7 +37,8 @@ KVEVICT_NAMESPACE_BEGIN
 /// allocator(options, shape) where it changes from step to step (Allocator); selector(options), a
 /// selection of its own (Selector); protection(options) where the allocator does not say it;
 /// scored_layer(options, layer), the layer whose scores `layer` takes, itself or one before it:
-/// only such layers are observed; added_inputs(options), what is read beside what the parts say.
+/// only such layers are observed; added_inputs(options), what is read beside what the parts say;
+/// signal_is_score(options), false where stages stand behind a signal that knows its scores.
 template <class R>
 concept Recipe = requires(const typename R::Options& options, const CacheShape& shape) {
   { R::kName } -> std::convertible_to<std::string_view>;
@@ -179,6 +181,56 @@ template <class R>
     return FixedAllocation{{.budget = options.budget}};
   }
 }
+/// A recipe's allocator whose allocations another recipe changes: edit(allocation).
+template <class Base, class Edit>
+class EditedAllocator {
+ public:
+  EditedAllocator(Base base, Edit edit) : base_(std::move(base)), edit_(edit) {}
+
+  [[nodiscard]] Allocation allocation(const Sequence& sequence) const noexcept requires
+      requires(const Base& base) {
+    base.allocation(sequence);
+  }
+  { return edited(base_.allocation(sequence)); }
+  template <class S>
+  [[nodiscard]] Allocation allocation(const Sequence& sequence,
+                                      const S& signal) const noexcept requires
+      requires(const Base& base) {
+    base.allocation(sequence, signal);
+  }
+  { return edited(base_.allocation(sequence, signal)); }
+  [[nodiscard]] Protection protection(const Sequence& sequence) const noexcept requires
+      requires(const Base& base) {
+    base.protection(sequence);
+  }
+  { return base_.protection(sequence); }
+  [[nodiscard]] auto state() noexcept requires requires(Base& base) { base.state(); }
+  { return base_.state(); }
+  void begin(const Sequence& sequence) requires requires(Base& base) { base.begin(sequence); }
+  { base_.begin(sequence); }
+
+ private:
+  [[nodiscard]] Allocation edited(Allocation allocation) const noexcept {
+    edit_(allocation);
+    return allocation;
+  }
+
+  Base base_;
+  Edit edit_;
+};
+
+/// Brings lanes together in other pools, where there is something to set.
+struct SetCompetition {
+  std::optional<Competition> competition;
+  void operator()(Allocation& allocation) const noexcept {
+    allocation.competition = competition.value_or(allocation.competition);
+  }
+};
+struct SetThreshold {
+  float threshold;
+  void operator()(Allocation& allocation) const noexcept { allocation.threshold = threshold; }
+};
+
 /// Who stays by a recipe; an empty tuple where the best do.
 template <class R>
 [[nodiscard]] auto selector_of(const typename R::Options& options) {
@@ -246,6 +298,10 @@ class Composed {
   }
   [[nodiscard]] bool below_threshold(const Sequence& sequence) const noexcept {
     const Allocation given = allocation(sequence);
+    if constexpr (requires { R::signal_is_score(options_); }) {
+      if (!R::signal_is_score(options_))
+        return given.has_threshold();
+    }
     if constexpr (requires {
                     pipeline_.signal().any_below(sequence, given.threshold, protection(sequence));
                   }) {

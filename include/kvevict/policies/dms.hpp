@@ -57,8 +57,9 @@ struct DMSOver : Base {
     return Pipeline(ScoresOverSteps(shape, Base::scope(options), Base::pipeline(options, shape),
                                     TemporalRule::kFrozen));
   }
-  static Allocation allocation(const Options& options) noexcept {
-    return {.budget = options.budget, .threshold = options.threshold};
+  static auto allocator(const Options& options, const CacheShape& shape) {
+    return detail::EditedAllocator(detail::allocator_of<Base>(options, shape),
+                                   detail::SetThreshold{options.threshold});
   }
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {

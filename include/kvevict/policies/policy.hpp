@@ -343,7 +343,7 @@ class Policy {
   }
   /// The same as the engine can execute it: one set for several heads or layers, whole pages,
   /// equal lengths. The mask is valid until the projection's next use; apply takes it. A method
-  /// that selects by itself goes by what it selected: a slot scores 1 where it stays.
+  /// that selects by itself goes by what it selected first, and by its scores between equals.
   template <KvCacheView View>
   [[nodiscard]] const KeepMask& select(const View& view, Projection& projection) const {
     run_selection(view, true);
@@ -388,6 +388,7 @@ class Policy {
     }
     sequence_.apply(mask);
     each_state([&](auto& state) { state.apply(mask); });
+    selection_.forget_padding();
     prefill_ended_ = false;
   }
 
@@ -399,11 +400,13 @@ class Policy {
     sequence_.truncate(new_length);
     prompt_open_ = prompt_open_ && sequence_.prompts().size() == num_prompts;
     each_state([&](auto& state) { state.truncate(sequence_); });
+    selection_.forget_padding();
   }
   /// Back to the state after construction, memory kept: the next request.
   void reset() {
     sequence_.reset();
     each_state([](auto& state) { state.reset(); });
+    selection_.forget_padding();
     prefill_ended_ = false;
     prompt_open_ = false;
     step_open_ = false;
@@ -447,7 +450,7 @@ class Policy {
                    for_projection);
     // The mask of such a policy says more about a slot than its score.
     if (for_projection && (!kScores<const Method> || chooses()))
-      selection_.score_by_mask();
+      selection_.score_by_mask(kScores<const Method>);
   }
 
   [[nodiscard]] bool chooses() const noexcept {
@@ -513,8 +516,8 @@ class Policy {
   [[nodiscard]] bool interval_ends() const noexcept {
     const std::size_t interval = schedule().decode_interval;
     const std::size_t decoded = num_decoded();
-    return interval == 1 ||
-           decoded / interval > (decoded - std::min(decoded, sequence_.step_len())) / interval;
+    const std::size_t in_step = sequence_.length() - sequence_.step_begin();
+    return interval == 1 || decoded / interval > (decoded - std::min(decoded, in_step)) / interval;
   }
   [[nodiscard]] static QueryRows newest_rows(QueryRows queries, std::size_t wanted) noexcept {
     queries.data += static_cast<std::ptrdiff_t>(queries.num_rows - wanted) * queries.row_stride;

@@ -109,25 +109,26 @@ class NestedAnomalies {
                   std::size_t dim, LaneScores& scores, std::size_t first_array) const {
     const std::span<float> means = input.scratch.floats(kMeans, kNumScales * dim);
     // The newest unit keys, one after another, and their sum.
-    const std::span<float> newest = input.scratch.floats(kNewest, window_ * dim);
+    const std::size_t window = std::clamp<std::size_t>(inverse.size(), 1, window_);
+    const std::span<float> newest = input.scratch.floats(kNewest, window * dim);
     std::fill(newest.begin(), newest.end(), 0.0F);
     trailing_.assign(dim, 0.0);
-    in_window_.assign(window_, 0);
+    in_window_.assign(window, 0);
     std::size_t num_in_window = 0;
     std::copy_n(sums_.begin(), dim, means.begin());
     for (std::size_t i = 0; i < kNumScales; ++i)
       std::fill_n(scores.array(first_array + i).begin(), inverse.size(), 0.0F);
     for_each_token(input, lane, dim, inverse.size(),
                    [&](const float* row, std::size_t slot, std::size_t token) {
-                     const std::span<float> oldest = newest.subspan(token % window_ * dim, dim);
+                     const std::span<float> oldest = newest.subspan(token % window * dim, dim);
                      add(-1.0, oldest.data(), trailing_);
-                     num_in_window -= in_window_[token % window_];
+                     num_in_window -= in_window_[token % window];
                      const bool finite = std::isfinite(inverse[slot]);
                      for (std::size_t c = 0; c < dim; ++c)
                        oldest[c] = finite ? inverse[slot] * row[c] : 0.0F;
                      add(1.0, oldest.data(), trailing_);
-                     in_window_[token % window_] = finite ? 1 : 0;
-                     num_in_window += in_window_[token % window_];
+                     in_window_[token % window] = finite ? 1 : 0;
+                     num_in_window += in_window_[token % window];
                      const auto block = sums_.begin() +
                                         static_cast<std::ptrdiff_t>((1 + token / block_len_) * dim);
                      if (token % block_len_ == 0)
@@ -198,7 +199,12 @@ struct BlendOfScales {
       }
       for (float& x : a[scale])
         x = range.scaled(x);
-      weights[scale] = prior[scale] * std::exp(gap_gain * gap(scores, a[scale], holds_token));
+      weights[scale] = gap_gain * gap(scores, a[scale], holds_token);
+    }
+    // Less the largest exponent, so that no gain overflows.
+    const double largest_exponent = *std::max_element(weights.begin(), weights.end());
+    for (std::size_t scale = 0; scale < 3; ++scale) {
+      weights[scale] = prior[scale] * std::exp(weights[scale] - largest_exponent);
       total += weights[scale];
     }
     const std::span<float> deviations = scores.spare();

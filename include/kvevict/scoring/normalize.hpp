@@ -3,8 +3,10 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/scored_lane.hpp"
+#include "kvevict/scoring/head_means.hpp"
 #include "kvevict/scoring/score_input.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -52,16 +54,16 @@ enum class LayerNormaliser : std::uint8_t {
 }
 
 /// A pool's scores as shares of their layer's sum, so that layers can be compared. The lanes are
-/// the KV heads of all layers in order.
+/// those of whole layers in order; a pool that is less than a layer is taken for one.
 struct SharesOfLayer {
   LayerNormaliser normaliser = LayerNormaliser::kCandidates;
 
   void apply_to_pool(const ScoreInput& input, std::span<ScoredLane> lanes) const {
     if (normaliser == LayerNormaliser::kNone)
       return;
-    const std::size_t num_kv_heads = input.sequence.shape().num_kv_heads;
-    for (; !lanes.empty(); lanes = lanes.subspan(num_kv_heads)) {
-      const std::span<ScoredLane> layer = lanes.first(num_kv_heads);
+    const std::size_t per_layer = std::min(lanes_per_layer(input.sequence), lanes.size());
+    for (; lanes.size() >= per_layer && !lanes.empty(); lanes = lanes.subspan(per_layer)) {
+      const std::span<ScoredLane> layer = lanes.first(per_layer);
       double sum = 0.0;
       for (const ScoredLane& lane : layer) {
         sum += normaliser == LayerNormaliser::kAllSlots ? finite_sum(lane.scores)

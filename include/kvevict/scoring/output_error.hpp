@@ -96,6 +96,7 @@ class OutputError {
         const std::span<const float> weights(rows.row(h, r), rows.visible(r));
         kept_.assign(weights.begin(), weights.end());
         double evicted = 0.0;
+        double kept = 0.0;
         mask.for_each_evicted_run(
             rows.layer, rows.kv_head, [&](std::size_t first, std::size_t last) {
               for (std::size_t s = first; s < std::min(last, weights.size()); ++s) {
@@ -105,12 +106,13 @@ class OutputError {
             });
         weighted_row_sum(lane.values, dim, 0, weights, *kernel_, gathered_, scratch_, whole);
         weighted_row_sum(lane.values, dim, 0, kept_, *kernel_, gathered_, scratch_, left);
-        const double rest = 1.0 - evicted;
-        const bool any_left =
-            std::any_of(kept_.begin(), kept_.end(), [](float weight) { return weight != 0.0F; });
+        for (const float weight : kept_)
+          kept += static_cast<double>(weight);
+        // Where almost all goes, the difference from 1 is rounding.
+        const double rest = std::max(1.0 - evicted, kept);
         for (std::size_t c = 0; c < dim; ++c) {
           const double before = whole[c];
-          const double after = any_left && rest > 0.0 ? static_cast<double>(left[c]) / rest : 0.0;
+          const double after = kept > 0.0 ? static_cast<double>(left[c]) / rest : 0.0;
           moved_ += (before - after) * (before - after);
           whole_ += before * before;
         }

@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -132,12 +133,15 @@ class PoolSelection {
       run_pool(sequence, view, allocation, protection, pool * lanes_per_pool, lanes_per_pool,
                allocation.remainder(shape, num_lanes, pool), score, normalise, choose);
     }
+    if (for_projection)
+      std::copy(valid_.begin(), valid_.end(), candidates_.begin());
     const std::size_t shared_by = shape.num_layers * shape.num_kv_heads / num_lanes;
     report_.protected_entries *= shared_by;
   }
 
   [[nodiscard]] const KeepMask& mask() const noexcept { return mask_; }
-  /// All lanes with their scores, after a run for a projection.
+  /// All lanes with their scores, after a run for a projection. Their candidates are all that is
+  /// not protected, whether a threshold or a stage took it out of the running or not.
   [[nodiscard]] std::span<const ScoredLane> lanes() const noexcept { return lanes_; }
   /// What protection kept, after a run for a projection.
   [[nodiscard]] const KeepMask& protected_slots() const noexcept { return protected_; }
@@ -145,12 +149,23 @@ class PoolSelection {
   /// pool's first lane has all of it.
   [[nodiscard]] std::span<const std::size_t> unused_budget() const noexcept { return unused_; }
   [[nodiscard]] const Report& report() const noexcept { return report_; }
-  /// Makes the scores of all lanes what the mask says: 1 where a slot is kept, 0 elsewhere.
-  void score_by_mask() noexcept {
+  /// Makes the scores of all lanes what the mask says: 1 where a slot is kept, 0 elsewhere, and
+  /// with `has_scores` their own order between slots of one kind, in a part that is too small to
+  /// outweigh a lane's vote.
+  void score_by_mask(bool has_scores) noexcept {
     for (ScoredLane& lane : lanes_) {
-      std::fill(lane.scores.begin(), lane.scores.end(), 0.0F);
-      detail::for_each_bit(lane.keep, [&](std::size_t slot) { lane.scores[slot] = 1.0F; });
+      for (std::size_t slot = 0; slot < lane.scores.size(); ++slot) {
+        const float order =
+            has_scores ? std::ldexp(static_cast<float>(kernels::order_key(lane.scores[slot])), -40)
+                       : 0.0F;
+        lane.scores[slot] = (detail::has_bit(lane.keep, slot) ? 1.0F : 0.0F) + order;
+      }
     }
+  }
+  /// The slots that were not valid are gone, or others now.
+  void forget_padding() noexcept {
+    for (std::vector<std::uint64_t>& lane : invalid_)
+      lane.clear();
   }
   /// How many slots that are missing in `kept`, the bits of a lane of the newest run, were not
   /// valid then.
@@ -197,8 +212,11 @@ class PoolSelection {
       find_valid(sequence, view, l, candidates);
       const Protected reserved = protect(sequence, l, allocation, protection, keep, candidates);
       quota = detail::saturating_add(quota, reserved.lane_budget);
-      if (for_projection_)
+      if (for_projection_) {
         std::copy(keep.begin(), keep.end(), protected_.words(l).begin());
+        std::copy(candidates.begin(), candidates.end(),
+                  valid_.begin() + static_cast<std::ptrdiff_t>(word));
+      }
       held += allocation.protected_extra ? 0 : reserved.counted;
       num_candidates += detail::count_bits(candidates);
       lost += sequence.num_evicted(l);
@@ -248,6 +266,7 @@ class PoolSelection {
       num_slots += mask_.lane_len(l);
     }
     candidates_.assign(num_words, 0);
+    valid_.assign(num_words, 0);
     unused_.assign(num_lanes, 0);
     static_cast<void>(scores_.floats(0, num_slots));
   }
@@ -295,7 +314,7 @@ class PoolSelection {
     std::size_t counted = 0;
     // Of a span and `behind` tokens more, what there is room for.
     const auto take_span = [&](const PositionSpan& span, std::size_t behind, std::size_t room_for) {
-      const std::size_t last = static_cast<std::size_t>(span.last) + behind;
+      const std::size_t last = detail::saturating_add(static_cast<std::size_t>(span.last), behind);
       return taker.take_first(sequence.slots_before(l, static_cast<std::size_t>(span.first)),
                               sequence.slots_before(l, std::min(last, sequence.length())),
                               room_for);
@@ -372,7 +391,8 @@ class PoolSelection {
   bool for_projection_ = false;
   KeepMask protected_;
   std::vector<std::size_t> unused_;
-  std::size_t candidates_used_ = 0;  // by the pools so far, for a projection
+  std::vector<std::uint64_t> valid_;  // candidates before anything took some away
+  std::size_t candidates_used_ = 0;   // by the pools so far, for a projection
   std::size_t scores_used_ = 0;
   std::vector<std::uint64_t> candidates_;
   std::vector<std::vector<std::uint64_t>> invalid_;  // by lane; empty where all slots are valid

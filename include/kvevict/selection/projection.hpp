@@ -80,8 +80,9 @@ struct Granularity {
 /// 2. Slots to pages: the best pages that fit into as many slots as were kept; a page counts by the
 ///    slots that it really holds, so the last one may fit where a whole one does not. A page with a
 ///    protected slot stays, and the others have what is left.
-/// 3. Equal counts: every lane is filled up to the longest of its group with the best of what it
-///    would have lost. This is the only step that keeps more than the policy did.
+/// 3. Equal counts: every lane is filled up to the longest of its group with the best slots, or
+///    pages, of what it would have lost; a shorter lane keeps all that it has. This is the only
+///    step that keeps more than the policy did.
 ///
 /// Ties go to the lower slot or page. Owns its memory and allocates nothing once the cache has
 /// stopped growing. One object per sequence and thread.
@@ -113,6 +114,9 @@ class Projection {
   const KeepMask& run(const KeepMask& decided, std::span<const ScoredLane> scored,
                       const KeepMask& protected_slots,
                       std::span<const std::size_t> unused_budget = {}) {
+    detail::require(
+        decided.num_layers() == shape_.num_layers && decided.num_kv_heads() == shape_.num_kv_heads,
+        kName, "shape.num_layers", shape_.num_layers, "must be the policy's, and num_kv_heads");
     const MaskScope scope = coarser(decided.scope(), granularity_.scope);
     const std::size_t num_lanes = shape_.num_lanes(scope);
     const std::size_t sources = decided.num_lanes() / num_lanes;
@@ -315,12 +319,27 @@ class Projection {
     const std::size_t size = lanes_.size() / groups;
     for (std::size_t first = 0; first < lanes_.size(); first += size) {
       const auto group = std::span(lanes_).subspan(first, size);
+      share_partial_page(group);
       std::size_t target = 0;
       for (const ScoredLane& lane : group)
         target = std::max(target, num_kept_pages(lane));
       for (const ScoredLane& lane : group)
         fill_up(lane, target - num_kept_pages(lane));
     }
+  }
+  // A last page that is not full counts less than the others: all lanes of a group keep theirs, or
+  // none does.
+  void share_partial_page(std::span<const ScoredLane> group) {
+    const auto last_page = [&](const ScoredLane& lane) {
+      return lane.scores.size() / granularity_.page_size;
+    };
+    if (std::none_of(group.begin(), group.end(), [&](const ScoredLane& lane) {
+          return lane.scores.size() % granularity_.page_size != 0 &&
+                 keeps_some(lane, last_page(lane));
+        }))
+      return;
+    for (const ScoredLane& lane : group)
+      take_page(lane, forced_bits(lane), last_page(lane));
   }
   // Pages, or slots, that a lane would have lost: the best `missing` of them stay.
   void fill_up(const ScoredLane& lane, std::size_t missing) {
@@ -329,8 +348,7 @@ class Projection {
         lane.candidates[w] &= ~lane.keep[w];
       return select_top_k({&lane, 1}, missing);
     }
-    const auto forced =
-        std::span<const std::uint64_t>(forced_).subspan(first_word(lane), lane.keep.size());
+    const std::span<const std::uint64_t> forced = forced_bits(lane);
     sort_pages(lane, forced);
     for (const Page& page : pages_) {
       if (missing == 0)
@@ -341,8 +359,9 @@ class Projection {
       --missing;
     }
   }
-  [[nodiscard]] std::size_t first_word(const ScoredLane& lane) const noexcept {
-    return static_cast<std::size_t>(lane.candidates.data() - candidates_.data());
+  [[nodiscard]] std::span<const std::uint64_t> forced_bits(const ScoredLane& lane) const noexcept {
+    const auto word = static_cast<std::size_t>(lane.candidates.data() - candidates_.data());
+    return std::span(forced_).subspan(word, lane.keep.size());
   }
 
   Granularity granularity_;

@@ -8,6 +8,7 @@
 #include "kvevict/selection/top_k.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -91,9 +92,9 @@ class TwinRepair {
     taker.take_newest(len, options_.recent_window, len);
     const auto similarity = static_cast<float>(options_.similarity);
     detail::for_each_bit(open, [&](std::size_t slot) {
-      const bool kept = (lane.keep[slot / 64] >> (slot % 64) & 1U) != 0;
-      if (kept && (swappable_[slot / 64] >> (slot % 64) & 1U) == 0)
-        return;
+      const bool kept = detail::has_bit(lane.keep, slot);
+      if (kept ? !detail::has_bit(swappable_, slot) : std::isnan(lane.scores[slot]))
+        return;  // NaN goes, twin or not (rule R4)
       bool usable = false;
       const float cosine = twins_.largest_cosine(input, slot, usable);
       if (usable && kept == (cosine >= similarity))
