@@ -5,13 +5,8 @@
 
 #include <string_view>
 
-namespace engine {
-
-/// kvevict::make_policy over all policies. A function with a file of its own: they take a minute to
-/// compile, once.
-[[nodiscard]] kvevict::AnyPolicy make_policy(std::string_view name, std::string_view options,
-                                             const kvevict::ModelInfo& model);
-
-}  // namespace engine
+// kvevict::make_policy over all policies is compiled once, in policies.cpp: they take minutes.
+extern template kvevict::AnyPolicy kvevict::make_policy<kvevict::NamedPolicies>(
+    std::string_view name, std::string_view options, const kvevict::ModelInfo& model);
 
 #endif  // KVEVICT_EXAMPLES_ENGINE_POLICIES_HPP_
