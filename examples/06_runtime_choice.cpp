@@ -1,4 +1,5 @@
-// The policy's name and options come from the command line: NAME [key=value,key=value].
+// The policy's name and options come from the command line: NAME [key=value,key=value]. The name
+// may be a composition.
 #include "kvevict/kvevict.hpp"
 
 #include <cstdio>
@@ -16,6 +17,10 @@ int main(int argc, char** argv) {
   const kvevict::views::ContiguousView view(shape, tensor, tensor, 64);
 
   try {
+    const kvevict::AnyPolicy composed = kvevict::make_policy(
+        "snapkv(observation_window=16) + caote + ada(floor=0.1)", "budget=10%", {.shape = shape});
+    std::printf("%s\n", composed.describe().c_str());
+
     // This engine has queries to give, but no hidden states: a policy that wants them is refused.
     kvevict::AnyPolicy policy = kvevict::make_policy(
         name, options,

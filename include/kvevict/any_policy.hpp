@@ -110,6 +110,12 @@ class AnyPolicy {
   [[nodiscard]] const std::string& describe() const noexcept { return description_; }
   [[nodiscard]] Inputs required_inputs() const { return self_->required_inputs(); }
   [[nodiscard]] AttentionUse attention_use() const { return self_->attention_use(); }
+  /// As Policy says: kChangesLength, kNeedsArtefact, touches_prompt and max_rollback. Of a policy
+  /// that does not say so the worst is taken to be true, but that it needs no artefact.
+  [[nodiscard]] bool changes_length() const { return self_->changes_length(); }
+  [[nodiscard]] bool needs_artefact() const { return self_->needs_artefact(); }
+  [[nodiscard]] bool touches_prompt() const { return self_->touches_prompt(); }
+  [[nodiscard]] std::size_t max_rollback() const { return self_->max_rollback(); }
 
   void begin(std::size_t prompt_len, std::span<const PositionSpan> pinned = {}) {
     self_->begin(prompt_len, pinned);
@@ -175,6 +181,10 @@ class AnyPolicy {
     [[nodiscard]] virtual std::string_view name() const = 0;
     [[nodiscard]] virtual Inputs required_inputs() const = 0;
     [[nodiscard]] virtual AttentionUse attention_use() const = 0;
+    [[nodiscard]] virtual bool changes_length() const = 0;
+    [[nodiscard]] virtual bool needs_artefact() const = 0;
+    [[nodiscard]] virtual bool touches_prompt() const = 0;
+    [[nodiscard]] virtual std::size_t max_rollback() const = 0;
     virtual void begin(std::size_t prompt_len, std::span<const PositionSpan> pinned) = 0;
     virtual void append(std::size_t count) = 0;
     [[nodiscard]] virtual std::size_t wanted_attention_rows(std::size_t layer) const = 0;
@@ -218,6 +228,34 @@ class AnyPolicy {
       }
     }
     [[nodiscard]] AttentionUse attention_use() const override { return P::kAttentionUse; }
+    [[nodiscard]] bool changes_length() const override {
+      if constexpr (requires { P::kChangesLength; }) {
+        return P::kChangesLength;
+      } else {
+        return true;
+      }
+    }
+    [[nodiscard]] bool needs_artefact() const override {
+      if constexpr (requires { P::kNeedsArtefact; }) {
+        return P::kNeedsArtefact;
+      } else {
+        return false;
+      }
+    }
+    [[nodiscard]] bool touches_prompt() const override {
+      if constexpr (requires { policy.touches_prompt(); }) {
+        return policy.touches_prompt();
+      } else {
+        return true;
+      }
+    }
+    [[nodiscard]] std::size_t max_rollback() const override {
+      if constexpr (requires { policy.max_rollback(); }) {
+        return policy.max_rollback();
+      } else {
+        return 0;
+      }
+    }
     void begin(std::size_t prompt_len, std::span<const PositionSpan> pinned) override {
       policy.begin(prompt_len, pinned);
     }

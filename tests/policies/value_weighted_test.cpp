@@ -121,6 +121,11 @@ TEST(VATP, PaddingIsNoToken) {
   EXPECT_EQ(session.kept(), (Positions{1}));
 }
 
+// The default is a share of a prompt that is not known yet, beside four sinks.
+TEST(VATP, DefaultsAreAPolicy) {
+  EXPECT_NO_THROW(VATP({}, kOneHead));
+}
+
 TEST(VATP, RefusalsNameThePolicy) {
   EXPECT_TRUE(refuses([] { VATP({.heavy = kvevict::Budget::total(8)}, kOneHead); },
                       {"VATP", "heavy", "8"}));

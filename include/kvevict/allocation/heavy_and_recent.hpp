@@ -36,6 +36,11 @@ class HeavyAndRecent {
   [[nodiscard]] Allocation allocation(const Sequence& sequence) const noexcept {
     if (sequence.in_prompt() && !cut_between_chunks_)
       return {.budget = std::numeric_limits<std::size_t>::max()};
+    // Before there is any token a share is no number, which sinks might exceed.
+    for (const Budget& part : {heavy_, recent_}) {
+      if (first_prompt_.frozen(part, sequence).is_share())
+        return {.budget = part};
+    }
     return {.budget = detail::saturating_add(tokens(heavy_, sequence), tokens(recent_, sequence))};
   }
 

@@ -117,8 +117,12 @@ struct AdaKVOver : Base {
   }
 };
 
+// policy: AdaKV | last rows of the prompt | - | head | at prompt ends | 1 float per KV head | none
+//   | 2407.11550
 using AdaKV = Policy<Composed<AdaKVRecipe>>;
+// policy: AdaKVKnorm | K | - | head | at any time | none | a pass over K | 2407.11550, 2406.11430
 using AdaKVKnorm = Policy<Composed<AdaKVOver<KnormRecipe>>>;
+// policy: AdaKVKeyDiff | K | - | head | at any time | none | a pass over K | 2407.11550, 2504.15364
 using AdaKVKeyDiff = Policy<Composed<AdaKVOver<KeyDiffRecipe>>>;
 
 static_assert(EvictionPolicy<AdaKV>);

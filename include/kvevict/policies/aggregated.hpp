@@ -54,6 +54,8 @@ struct AggregatedOver : Base {
   }
 };
 
+// policy: AggregatedKeyDiff | K | - | head | at any time | 2 floats per KV head | a pass over K
+//   | 2609.03515 (ablation)
 using AggregatedKeyDiff = Policy<Composed<AggregatedOver<KeyDiffRecipe>>>;
 
 static_assert(EvictionPolicy<AggregatedKeyDiff>);

@@ -59,6 +59,8 @@ struct AhaKVRecipe : CutsEveryStep {
   }
 };
 
+// policy: AhaKV | newest rows, V | - | head | at any time | window (32) floats per KV head
+//   | window passes over the scores, one over V | 2506.03762
 using AhaKV = Policy<Composed<AhaKVRecipe>>;
 
 static_assert(EvictionPolicy<AhaKV>);

@@ -183,8 +183,14 @@ struct KVCrushOver : Base {
   }
 };
 
+// policy: BlockEviction | last rows of the prompt, newest row | - | layer | at any time
+//   | 3 floats per layer | a pass over the row and over the scores | openvino.genai
 using BlockEviction = Policy<Composed<BlockEvictionRecipe>>;
+// policy: AdaptiveRKV | newest rows, K | - | layer | at any time | window (8) floats per KV head
+//   | a pass over the row; a cut compares evictable keys | openvino.genai, 2505.24133
 using AdaptiveRKV = Policy<Composed<AdaptiveRKVRecipe>>;
+// policy: KVCrush | last rows of the prompt, newest row | - | layer | at any time
+//   | 3 floats per layer | a pass over the row and over the scores | 2503.00022
 using KVCrush = Policy<Composed<KVCrushOver<BlockEvictionRecipe>>>;
 
 static_assert(EvictionPolicy<BlockEviction>);

@@ -95,6 +95,8 @@ struct CAKERecipe {
   }
 };
 
+// policy: CAKE | last rows of the prompt, newest row | - | head | at any time
+//   | 2 floats per query head | two passes over the row, one over the scores | 2503.12491
 using CAKE = Policy<Composed<CAKERecipe>>;
 
 static_assert(EvictionPolicy<CAKE>);

@@ -54,9 +54,17 @@ struct H2OCAOTERecipe : KeepsHeavyAndRecent<H2OCAOTERecipe<kEstimate>> {
   }
 };
 
+// policy: TOVACAOTE | newest row, V | - | layer | at any time | 1 float per query head
+//   | as `TOVA`, a pass over V per query head | 2504.14051
 using TOVACAOTE = Policy<Composed<TOVACAOTERecipe<OutputEstimate::kExact>>>;
+// policy: TOVAFastCAOTE | newest row, V | - | layer | at any time | 1 float per query head
+//   | as `TOVA`, a pass over V per query head | 2504.14051
 using TOVAFastCAOTE = Policy<Composed<TOVACAOTERecipe<OutputEstimate::kMeanValue>>>;
+// policy: H2OCAOTE | every row, V | - | head | at any time | 1 float per query head
+//   | as `H2O`, a pass over V per query head | 2504.14051
 using H2OCAOTE = Policy<Composed<H2OCAOTERecipe<OutputEstimate::kExact>>>;
+// policy: H2OFastCAOTE | every row, V | - | head | at any time | 1 float per query head
+//   | as `H2O`, a pass over V per query head | 2504.14051
 using H2OFastCAOTE = Policy<Composed<H2OCAOTERecipe<OutputEstimate::kMeanValue>>>;
 
 static_assert(EvictionPolicy<TOVACAOTE>);

@@ -91,6 +91,8 @@ struct ChunkKVRecipe : CutsPrompts {
   }
 };
 
+// policy: ChunkKV | last rows of the prompt | - | layer | at prompt ends | 1 float per KV head
+//   | none | 2502.00299
 using ChunkKV = Policy<Composed<ChunkKVRecipe>>;
 
 static_assert(EvictionPolicy<ChunkKV>);

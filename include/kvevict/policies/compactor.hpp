@@ -188,8 +188,14 @@ struct CompactorRecipe : CutsPrompts {
   }
 };
 
+// policy: Leverage | K | - | head | at any time | none | three passes over K, head_dim^2 a token
+//   | 2507.08143
 using Leverage = Policy<Composed<LeverageRecipe>>;
+// policy: NonCausal | queries of the prompt, K, V | - | head | at prompt ends | 1 float per KV head
+//   | none | 2507.08143
 using NonCausal = Policy<Composed<NonCausalRecipe>>;
+// policy: Compactor | queries of the prompt, K, V | - | head | at prompt ends | 1 float per KV head
+//   | none | 2507.08143
 using Compactor = Policy<Composed<CompactorRecipe>>;
 
 static_assert(EvictionPolicy<Leverage>);

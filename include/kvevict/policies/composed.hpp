@@ -32,13 +32,21 @@ KVEVICT_NAMESPACE_BEGIN
 
 /// What a policy that only recombines parts has to say: its options, and how they become the parts.
 ///
-/// Optional: check(options, shape), which throws; schedule(options), how often to cut;
-/// allocation(options), who gets how much where that is more than options.budget for each lane, or
-/// allocator(options, shape) where it changes from step to step (Allocator); selector(options), a
-/// selection of its own (Selector); protection(options) where the allocator does not say it;
-/// scored_layer(options, layer), the layer whose scores `layer` takes, itself or one before it:
-/// only such layers are observed; added_inputs(options), what is read beside what the parts say;
-/// signal_is_score(options), false where stages stand behind a signal that knows its scores.
+/// Optional members, each used where it exists:
+///
+///   check(options, shape)          throws InvalidArgument for options that make no sense
+///   schedule(options)              a CutSchedule: how often to cut
+///   allocation(options)            who gets how much, where that is more than options.budget for
+///                                  each lane, or
+///   allocator(options, shape)      the same where it changes from step to step (Allocator)
+///   selector(options)              a selection of its own (Selector)
+///   protection(options)            what stays; needed where the allocator does not say it
+///   scored_layer(options, layer)   the layer whose scores `layer` takes, itself or one before it:
+///                                  only such layers are observed
+///   added_inputs(options)          what is read beside what the parts say
+///   signal_is_score(options)       false where stages stand behind a signal that knows its scores
+///   visit_options(options, visit)  the options by name; needed by make_policy alone
+///   kNeedsArtefact                 true: see Policy
 template <class R>
 concept Recipe = requires(const typename R::Options& options, const CacheShape& shape) {
   { R::kName } -> std::convertible_to<std::string_view>;
@@ -258,6 +266,13 @@ class Composed {
   static constexpr Inputs kRequiredInputs =
       Parts::kRequiredInputs | detail::required_by<Selection>();
   static constexpr AttentionUse kAttentionUse = Parts::kAttentionUse;
+  static constexpr bool kNeedsArtefact = [] {
+    if constexpr (requires { R::kNeedsArtefact; }) {
+      return static_cast<bool>(R::kNeedsArtefact);
+    } else {
+      return false;
+    }
+  }();
 
   Composed(const Options& options, const CacheShape& shape)
       : options_((check(options, shape), options)),

@@ -28,6 +28,7 @@ class FullKVMethod {
  public:
   using Options = FullKVOptions;
   static constexpr std::string_view kName = "FullKV";
+  static constexpr bool kChangesLength = false;
   static constexpr Inputs kRequiredInputs = Inputs::kNothing;
   static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
 
@@ -163,8 +164,12 @@ struct RandomAttentionRecipe {
   }
 };
 
+// policy: FullKV | nothing | - | model | nothing | none | none | control
 using FullKV = Policy<FullKVMethod>;
+// policy: RandomEviction | nothing | - | head | at any time | none | a number per entry | control
 using RandomEviction = Policy<Composed<RandomEvictionRecipe>>;
+// policy: RandomAttention | nothing | - | head | while decoding | none
+//   | none; a cut: a number per entry | 2609.03430
 using RandomAttention = Policy<Composed<RandomAttentionRecipe>>;
 
 static_assert(EvictionPolicy<FullKV>);

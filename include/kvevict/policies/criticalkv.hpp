@@ -126,8 +126,12 @@ struct CriticalKVRecipe : Base {
 };
 
 /// Over SnapKV.
+// policy: CriticalKV | last rows of the prompt, V, W_O | - | head | at prompt ends
+//   | 1 float per KV head | none | 2502.03805
 using CriticalKV = Policy<Composed<CriticalKVRecipe<SnapKVRecipe>>>;
 /// Over AdaKV.
+// policy: CriticalAdaKV | last rows of the prompt, V, W_O | - | head | at prompt ends
+//   | 1 float per KV head | none | 2502.03805
 using CriticalAdaKV = Policy<Composed<CriticalKVRecipe<AdaKVRecipe>>>;
 
 static_assert(EvictionPolicy<CriticalKV>);

@@ -47,6 +47,7 @@ struct CurDKVRecipe : CutsByCacheScore {
   }
 };
 
+// policy: CurDKV | K, V | - | head | at any time | none | a pass over K and V | 2509.15038
 using CurDKV = Policy<Composed<CurDKVRecipe>>;
 
 static_assert(EvictionPolicy<CurDKV>);

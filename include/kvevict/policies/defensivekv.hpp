@@ -89,6 +89,8 @@ struct DefensiveKVRecipe : CutsPrompts {
   }
 };
 
+// policy: DefensiveKV | last rows of the prompt, V, W_O | - | head | at prompt ends
+//   | 2 floats per KV head | none | 2510.13334
 using DefensiveKV = Policy<Composed<DefensiveKVRecipe>>;
 
 static_assert(EvictionPolicy<DefensiveKV>);

@@ -68,7 +68,11 @@ struct DMSOver : Base {
   }
 };
 
+// policy: DMSKnorm | K | - | head | at any time | 2 floats per KV head
+//   | the new keys, a pass over the scores | 2506.05345
 using DMSKnorm = Policy<Composed<DMSOver<KnormRecipe>>>;
+// policy: DMSQFilters | K | filters | head | at any time | 2 floats per KV head
+//   | the new keys, a pass over the scores | 2506.05345, 2503.02812
 using DMSQFilters = Policy<Composed<DMSOver<QFiltersRecipe>>>;
 
 static_assert(EvictionPolicy<DMSKnorm>);

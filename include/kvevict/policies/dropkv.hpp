@@ -52,7 +52,11 @@ struct DropKVRecipe : CutsPrompts {
   }
 };
 
+// policy: DropKV | last queries of the prompt, K, V | - | head | at prompt ends
+//   | 1 float per KV head | none | kvpress issue 284
 using DropKV = Policy<Composed<DropKVRecipe>>;
+// policy: AdaKVDropKV | last queries of the prompt, K, V | - | head | at prompt ends
+//   | 1 float per KV head | none | kvpress issue 284, 2407.11550
 using AdaKVDropKV = Policy<Composed<AdaKVOver<DropKVRecipe>>>;
 
 static_assert(EvictionPolicy<DropKV>);

@@ -60,6 +60,8 @@ struct EntropyGatedOver : Base {
   }
 };
 
+// policy: EntropyGatedChunkKV | last rows of the prompt | - | layer | at prompt ends
+//   | 1 float per KV head | none | kvpress
 using EntropyGatedChunkKV = Policy<Composed<EntropyGatedOver<SnapKVRecipe>>>;
 
 static_assert(EvictionPolicy<EntropyGatedChunkKV>);

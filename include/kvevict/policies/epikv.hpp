@@ -142,8 +142,14 @@ class EpiKVMethod {
   HiddenTrend hidden_;
 };
 
+// policy: EpiKV | hidden states of 2 layers | - | model | decoded tokens | 1 float
+//   | hidden size + a pass over the scores, or O(log budget) by `streaming()` | 2606.26472
 using EpiKV = Policy<EpiKVMethod<EpiKVZScore>>;
+// policy: EpiKVRaw | hidden states of 2 layers | - | model | decoded tokens | 1 float | as `EpiKV`
+//   | 2606.26472
 using EpiKVRaw = Policy<EpiKVMethod<EpiKVRollingMean>>;
+// policy: EpiKVBands | hidden states of two bands of layers | - | model | decoded tokens | 1 float
+//   | as `EpiKV`, for all layers of the bands | 2606.26472
 using EpiKVBands = Policy<EpiKVMethod<EpiKVBandMean>>;
 
 static_assert(EvictionPolicy<EpiKV>);

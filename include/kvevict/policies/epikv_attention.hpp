@@ -119,6 +119,8 @@ class EpiKVAttentionMethod {
   AttentionColumns attention_;
 };
 
+// policy: EpiKVAttention | newest row, hidden states | - | model | decoded tokens
+//   | 1 float + 1 per KV head | a pass over the row | 2606.26472
 using EpiKVAttention = Policy<EpiKVAttentionMethod>;
 
 static_assert(EvictionPolicy<EpiKVAttention>);

@@ -111,7 +111,11 @@ class EpiKVKeyValueMethod {
   std::vector<float> step_scores_;
 };
 
+// policy: EpiKVKey | K | - | model | decoded tokens | 1 float | layers x heads x head_dim
+//   | 2606.26472
 using EpiKVKey = Policy<EpiKVKeyValueMethod<KvPart::kKeys>>;
+// policy: EpiKVValue | V | - | model | decoded tokens | 1 float | layers x heads x head_dim
+//   | 2606.26472
 using EpiKVValue = Policy<EpiKVKeyValueMethod<KvPart::kValues>>;
 
 static_assert(EvictionPolicy<EpiKVKey>);

@@ -104,7 +104,11 @@ class EpiKVLagMethod {
   LateScores frozen_;
 };
 
+// policy: EpiKVLag | K, V | - | model | decoded tokens | 1 float
+//   | a pass over K and V (frozen: over the new ones) | 2606.26472
 using EpiKVLag = Policy<EpiKVLagMethod<true>>;
+// policy: EpiKVLagKey | K | - | model | decoded tokens | 1 float
+//   | a pass over K (frozen: over the new ones) | 2606.26472
 using EpiKVLagKey = Policy<EpiKVLagMethod<false>>;
 
 static_assert(EvictionPolicy<EpiKVLag>);

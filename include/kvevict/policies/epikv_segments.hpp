@@ -200,7 +200,11 @@ class EpiKVSegmentsMethod {
   mutable SegmentCaps segments_;  // scratch of select
 };
 
+// policy: EpiKVSegmentHS | newest row, hidden states | - | model | decoded tokens | 1 float
+//   | a pass over the row | 2606.26472
 using EpiKVSegmentHS = Policy<EpiKVSegmentsMethod<AttentionEntropy>>;
+// policy: EpiKVSeg | hidden states, K | - | model | decoded tokens | 1 float | a pass over K
+//   | 2606.26472
 using EpiKVSeg = Policy<EpiKVSegmentsMethod<KeyVariance>>;
 
 static_assert(EvictionPolicy<EpiKVSegmentHS>);

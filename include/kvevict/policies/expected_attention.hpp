@@ -55,6 +55,7 @@ template <bool kGiven>
 struct ExpectedAttentionRecipe : CutsByCacheScore {
   using Options = ExpectedAttentionOptions;
   static constexpr std::string_view kName = kGiven ? "ExpectedAttentionStats" : "ExpectedAttention";
+  static constexpr bool kNeedsArtefact = kGiven;
 
   static void check(const Options& options, const CacheShape& /*shape*/) {
     detail::require(options.epsilon >= 0.0F && std::isfinite(options.epsilon), kName, "epsilon",
@@ -103,6 +104,7 @@ template <bool kGiven>
 struct CapKVRecipe : CutsByCacheScore {
   using Options = CapKVOptions;
   static constexpr std::string_view kName = kGiven ? "CapKVStats" : "CapKV";
+  static constexpr bool kNeedsArtefact = kGiven;
 
   static void check(const Options& options, const CacheShape& /*shape*/) {
     detail::require(std::isfinite(options.tau), kName, "tau", options.tau, "must be finite");
@@ -129,9 +131,19 @@ struct CapKVRecipe : CutsByCacheScore {
   }
 };
 
+// policy: ExpectedAttention | queries, K, V | - | head | at any time
+//   | none (statistics of queries, head_dim^2 per head) | a pass over K and V, head_dim^2 a token
+//   | 2510.00636
 using ExpectedAttention = Policy<Composed<ExpectedAttentionRecipe<false>>>;
+// policy: ExpectedAttentionStats | K, V | statistics of queries | head | at any time | none
+//   | a pass over K and V, head_dim^2 a token | 2510.00636
 using ExpectedAttentionStats = Policy<Composed<ExpectedAttentionRecipe<true>>>;
+// policy: CapKV | queries, K, V | - | head | at any time
+//   | none (means of queries, head_dim per head) | a pass over K and V, head_dim^2 a token
+//   | 2604.25975
 using CapKV = Policy<Composed<CapKVRecipe<false>>>;
+// policy: CapKVStats | K, V | statistics of queries | head | at any time | none
+//   | a pass over K and V, head_dim^2 a token | 2604.25975
 using CapKVStats = Policy<Composed<CapKVRecipe<true>>>;
 
 static_assert(EvictionPolicy<ExpectedAttention>);

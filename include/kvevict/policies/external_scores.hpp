@@ -117,7 +117,11 @@ struct KVzipRecipe : CutsPrompts {
   }
 };
 
+// policy: ExternalScores | scores of your own (`observe_scores`) | - | head | at any time
+//   | 1 float per KV head | a pass over the scores | -
 using ExternalScores = Policy<Composed<ExternalScoresRecipe>>;
+// policy: KVzip | scores of a second pass over the prompt (`ReplayScores`) | - | head
+//   | at prompt ends | 1 float per KV head | none | 2505.23416
 using KVzip = Policy<Composed<KVzipRecipe>>;
 
 static_assert(EvictionPolicy<ExternalScores>);

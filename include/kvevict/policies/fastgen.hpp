@@ -56,6 +56,8 @@ struct FastGenRecipe : CutsEveryStep {
 };
 
 using FastGenOptions = HeadProfileOptions;
+// policy: FastGen | every row, labels of tokens | - | head | at any time
+//   | 1 float per KV head (in the prompt 2) | as `H2O` | 2310.01801
 using FastGen = Policy<Composed<FastGenRecipe>>;
 
 static_assert(EvictionPolicy<FastGen>);

@@ -79,6 +79,8 @@ struct FinchRecipe : CutsPrompts {
   }
 };
 
+// policy: Finch | last rows of the prompt | - | head | at prompt ends | 1 float per KV head | none
+//   | 2408.00167
 using Finch = Policy<Composed<FinchRecipe>>;
 
 static_assert(EvictionPolicy<Finch>);

@@ -83,6 +83,8 @@ struct H2ORecipe : KeepsHeavyAndRecent<H2ORecipe> {
   }
 };
 
+// policy: H2O | every row | - | head | at any time | 1 float per KV head
+//   | a pass over the row, one over the scores | 2306.14048
 using H2O = Policy<Composed<H2ORecipe>>;
 
 static_assert(EvictionPolicy<H2O>);

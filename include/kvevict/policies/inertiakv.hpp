@@ -263,7 +263,13 @@ class InertiaKVMethod {
   Norms norms_;
 };
 
+// policy: InertiaKV | newest row of every r-th step (score-free: of the first) | - | model
+//   | while decoding | 1 float, during a step + 1 per eligible layer | layers x a pass over the row
+//   | 2609.03515
 using InertiaKV = Policy<InertiaKVMethod<InertiaKVAttention>>;
+// policy: InertiaKVValueNorm | newest row of every r-th step, V | - | model | while decoding
+//   | 1 float, during a step + 1 per eligible layer, + 1 per KV head | layers x a pass over the row
+//   | 2609.03515
 using InertiaKVValueNorm = Policy<InertiaKVMethod<InertiaKVValueNormAttention>>;
 
 static_assert(EvictionPolicy<InertiaKV>);

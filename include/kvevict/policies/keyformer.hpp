@@ -75,6 +75,8 @@ struct KeyformerRecipe : KeepsHeavyAndRecent<KeyformerRecipe, KeyformerOptions> 
   }
 };
 
+// policy: Keyformer | every row | - | head | at any time | 1 float per KV head
+//   | as `H2O`, a logarithm and a power per entry of the rows | 2403.09054
 using Keyformer = Policy<Composed<KeyformerRecipe>>;
 
 static_assert(EvictionPolicy<Keyformer>);

@@ -88,7 +88,11 @@ struct KVComposeUnstructuredRecipe : ComposesPrompts<KVComposeUnstructuredOption
   static constexpr std::string_view kName = "KVComposeUnstructured";
 };
 
+// policy: KVCompose | scores of a second pass over the prompt (`ReplayScores`) | - | head
+//   | at prompt ends | 1 float per KV head | none | 2509.05165
 using KVCompose = Policy<Composed<KVComposeRecipe>>;
+// policy: KVComposeUnstructured | scores of a second pass over the prompt (`ReplayScores`) | -
+//   | head | at prompt ends | 1 float per KV head | none | 2509.05165
 using KVComposeUnstructured = Policy<Composed<KVComposeUnstructuredRecipe>>;
 
 static_assert(EvictionPolicy<KVCompose>);

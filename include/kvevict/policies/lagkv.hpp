@@ -120,7 +120,10 @@ struct LagKVBudgetRecipe : CutsEveryStep {
   }
 };
 
+// policy: LagKV | K, V | - | head | at any time | none
+//   | a pass over two partitions of K and V once in lag_len steps | 2504.04704
 using LagKV = Policy<Composed<LagKVRecipe>>;
+// policy: LagKVBudget | K, V | - | head | at any time | none | a pass over K and V | 2504.04704
 using LagKVBudget = Policy<Composed<LagKVBudgetRecipe>>;
 
 static_assert(EvictionPolicy<LagKV>);

@@ -119,6 +119,8 @@ struct LaProxRecipe : CutsPrompts {
   }
 };
 
+// policy: LaProx | last rows of the prompt, V, W_O | - | head | at prompt ends
+//   | 1 float per KV head (exact reading: per pair of query heads) | none | 2605.07234
 using LaProx = Policy<Composed<LaProxRecipe>>;
 
 static_assert(EvictionPolicy<LaProx>);

@@ -40,6 +40,7 @@ struct DuoAttentionOptions {
 struct DuoAttentionRecipe {
   using Options = DuoAttentionOptions;
   static constexpr std::string_view kName = "DuoAttention";
+  static constexpr bool kNeedsArtefact = true;
 
   static auto pipeline(const Options& /*options*/, const CacheShape& /*shape*/) {
     return Pipeline(EqualScores());
@@ -123,7 +124,11 @@ struct SimLayerKVRecipe : CutsPrompts {
   }
 };
 
+// policy: DuoAttention | nothing | gates of heads | head | at any time | none | the mask
+//   | 2410.10819
 using DuoAttention = Policy<Composed<DuoAttentionRecipe>>;
+// policy: SimLayerKV | last row of the prompt | - | layer | at prompt ends | 1 float per KV head
+//   | none | 2410.13846
 using SimLayerKV = Policy<Composed<SimLayerKVRecipe>>;
 
 static_assert(EvictionPolicy<DuoAttention>);

@@ -76,6 +76,8 @@ struct NestedKVRecipe : CutsByCacheScore {
   }
 };
 
+// policy: NestedKV | K | - | head | at prompt ends | none | none; a cut: three passes over K
+//   | 2605.26678
 using NestedKV = Policy<Composed<NestedKVRecipe>>;
 
 static_assert(EvictionPolicy<NestedKV>);

@@ -39,6 +39,7 @@ struct EvolKVOptions {
 /// the window, and a layer below the window has the window.
 struct EvolKVRecipe : VotesByWindow<EvolKVRecipe, EvolKVOptions> {
   static constexpr std::string_view kName = "EvolKV";
+  static constexpr bool kNeedsArtefact = true;
 
   static void check(const Options& options, const CacheShape& shape) {
     detail::check_covers_window(kName, options.budget, shape, options.observation_window);
@@ -80,6 +81,7 @@ struct HeadKVOptions {
 /// what a short prompt cannot take to the other heads.
 struct HeadKVRecipe : VotesByWindow<HeadKVRecipe, HeadKVOptions> {
   static constexpr std::string_view kName = "HeadKV";
+  static constexpr bool kNeedsArtefact = true;
 
   static void check(const Options& options, const CacheShape& shape) {
     detail::check_covers_window(kName, options.budget, shape, options.observation_window);
@@ -113,6 +115,7 @@ struct PerLayerRecipe : Base {
   using Options = PerLayerOptions<Base>;
   static constexpr std::string_view kPrefix = "PerLayer";
   static constexpr std::string_view kName = detail::JoinedName<kPrefix, Base::kName>::kName;
+  static constexpr bool kNeedsArtefact = true;
 
   static auto allocator(const Options& options, const CacheShape& shape) {
     const std::size_t size = options.compression_ratios.size();
@@ -153,6 +156,7 @@ struct LUKVRecipe : Base {
   using Options = LUKVOptions<Base>;
   static constexpr std::string_view kPrefix = "LUKV";
   static constexpr std::string_view kName = detail::JoinedName<kPrefix, Base::kName>::kName;
+  static constexpr bool kNeedsArtefact = true;
 
   static auto allocator(const Options& options, const CacheShape& shape) {
     const std::size_t size = options.prune_ratios.size();
@@ -173,9 +177,16 @@ struct LUKVRecipe : Base {
   }
 };
 
+// policy: EvolKV | last rows of the prompt | budgets of layers | head | at prompt ends
+//   | 1 float per KV head | none | 2509.08315
 using EvolKV = Policy<Composed<EvolKVRecipe>>;
+// policy: HeadKV | last rows of the prompt | scores of heads | head | at prompt ends
+//   | 1 float per KV head | none | 2410.19258
 using HeadKV = Policy<Composed<HeadKVRecipe>>;
+// policy: PerLayerKnorm | K | ratios of layers | head | at any time | none | a pass over K
+//   | kvpress
 using PerLayerKnorm = Policy<Composed<PerLayerRecipe<KnormRecipe>>>;
+// policy: LUKVKnorm | K | ratios of heads | head | at any time | none | a pass over K | 2602.08585
 using LUKVKnorm = Policy<Composed<LUKVRecipe<KnormRecipe>>>;
 
 static_assert(EvictionPolicy<EvolKV>);

@@ -56,19 +56,41 @@ struct CutSchedule {
 /// composition. Everything that has a life over steps and slots is listed by state(), so the
 /// driver renumbers, rolls back and forgets it; a method has no lifecycle of its own.
 ///
-/// Optional members: begin(sequence); observe_rows(group_rows, sequence, kernel) with
-/// wanted_rows(sequence, layer) and end_layer(layer, sequence, kernel), or for
-/// AttentionUse::kQueries observe_query_rows(layer, queries, sequence, view, kernel);
-/// observe_hidden(layer,
-/// rows, sequence, kernel) with wants_hidden(layer); observe_cache(input), once a step;
-/// observe_scores(layer, kv_head, scores, first_slot);
-/// observe_labels(labels); end_prefill(input), when a prompt is complete;
-/// score(input, lane, out), without which every candidate is equal; normalise(lanes, input), run
-/// over all lanes of a pool before selection; choose(lanes, quota, input), a selection of its own,
-/// with chooses() where the options say whether; added_inputs(), what the options add to
-/// kRequiredInputs; schedule(), a CutSchedule; below_threshold(sequence), whether a token may have
-/// to go for its score alone, of methods whose allocation has a threshold.
-/// The observe members return how many samples were not finite.
+/// Optional members, each used where it exists. What it observes; [n]: returns how many samples
+/// were not finite:
+///
+///   begin(sequence)               a prompt begins
+///   wanted_rows(sequence, layer)  how many of the newest rows; all but AttentionUse::kNone need it
+///   observe_rows(group_rows, sequence, kernel) [n]
+///                                 attention rows of one KV head; all but kNone and kQueries need
+///                                 it
+///   observe_query_rows(layer, queries, sequence, view, kernel) [n]
+///                                 in its place for AttentionUse::kQueries
+///   end_layer(layer, sequence, kernel) [n]
+///                                 the rows or queries of a layer came
+///   observe_hidden(layer, rows, sequence, kernel) [n]
+///                                 hidden states; with wants_hidden(layer)
+///   observe_cache(input) [n]      K and V of the step are in the cache; once a step
+///   observe_scores(layer, kv_head, scores, first_slot)
+///                                 scores that something else worked out
+///   observe_labels(labels)        kinds of the newest tokens
+///   end_prefill(input)            a prompt is complete
+///
+/// What it decides, const all of it:
+///
+///   score(input, lane, out)       without it every candidate is equal
+///   normalise(lanes, input)       over all lanes of a pool, before selection
+///   choose(lanes, quota, input)   a selection of its own; with chooses() where the options say
+///                                 whether
+///   schedule()                    a CutSchedule
+///   below_threshold(sequence)     whether a token may have to go for its score alone; of methods
+///                                 whose allocation has a threshold
+///
+/// What it says of itself:
+///
+///   added_inputs()                what the options add to kRequiredInputs
+///   kChangesLength                false: nothing ever goes
+///   kNeedsArtefact                true: see Policy
 template <class Method>
 concept PolicyMethod = requires(Method& method, const Method& constant, const Sequence& sequence) {
   typename Method::Options;
@@ -115,6 +137,25 @@ class Policy {
   static constexpr std::string_view kName = Method::kName;
   static constexpr Inputs kRequiredInputs = Method::kRequiredInputs;
   static constexpr AttentionUse kAttentionUse = Method::kAttentionUse;
+  /// Whether the cache gets shorter than the text. Positions never change: what stays keeps its
+  /// own.
+  static constexpr bool kChangesLength = [] {
+    if constexpr (requires { Method::kChangesLength; }) {
+      return static_cast<bool>(Method::kChangesLength);
+    } else {
+      return true;
+    }
+  }();
+  /// Whether it takes something that was made offline for the model to be the published method:
+  /// tables of gates, ratios or budgets, filters, statistics of queries, calibrated thresholds.
+  /// Weights and RoPE frequencies are no such thing: an engine has them.
+  static constexpr bool kNeedsArtefact = [] {
+    if constexpr (requires { Method::kNeedsArtefact; }) {
+      return static_cast<bool>(Method::kNeedsArtefact);
+    } else {
+      return false;
+    }
+  }();
 
   /// Throws InvalidArgument naming the method, the field and its value.
   Policy(const Options& options, const CacheShape& shape,
@@ -123,6 +164,7 @@ class Policy {
         kernel_(&kernel),
         method_(options, shape),
         sequence_(kName, shape, method_.scope()),
+        max_rollback_(rollback_of(options)),
         scored_(wants_scores() ? shape.num_layers : 0) {
     detail::require(schedule().decode_interval > 0, kName, "decode_interval",
                     schedule().decode_interval, "must be > 0");
@@ -161,6 +203,17 @@ class Policy {
       return kRequiredInputs;
     }
   }
+
+  /// Whether a token of a prompt may go. Where none does, the blocks of a prompt stay whole, may be
+  /// shared with other sequences, and can be found again as a prefix.
+  [[nodiscard]] bool touches_prompt() const {
+    const Protection protection = method_.protection(sequence_);
+    return kChangesLength && (!protection.prompt || protection.prompt_gives_way);
+  }
+  /// How many tokens truncate takes back without loss to what is remembered of those before them.
+  /// It takes back any number; of more the doc of the option `max_rollback` says what is missing.
+  /// What accumulated scores took from the tokens stays in any case.
+  [[nodiscard]] std::size_t max_rollback() const noexcept { return max_rollback_; }
 
   /// How many of the newest tokens' attention rows this step needs of `layer`; 0: none.
   [[nodiscard]] std::size_t wanted_attention_rows(std::size_t layer) const {
@@ -453,6 +506,13 @@ class Policy {
       selection_.score_by_mask(kScores<const Method>);
   }
 
+  [[nodiscard]] static std::size_t rollback_of(const Options& options) noexcept {
+    if constexpr (requires { options.max_rollback; }) {
+      return options.max_rollback;
+    } else {
+      return std::numeric_limits<std::size_t>::max();
+    }
+  }
   [[nodiscard]] bool chooses() const noexcept {
     if constexpr (requires { method_.chooses(); }) {
       return method_.chooses();
@@ -601,6 +661,7 @@ class Policy {
   Method method_;
   Sequence sequence_;
   Counters counters_;
+  std::size_t max_rollback_;
   bool prompt_open_ = false;            // begun, end_prefill to come
   bool prefill_ended_ = false;          // end_prefill came, no mask was applied since
   bool step_open_ = false;              // appended, and nothing since that ends the step

@@ -62,6 +62,8 @@ struct PyramidKVRecipe : VotesByWindow<PyramidKVRecipe, PyramidKVOptions> {
   }
 };
 
+// policy: PyramidKV | last rows of the prompt | - | head | at prompt ends | 1 float per KV head
+//   | none | 2406.02069
 using PyramidKV = Policy<Composed<PyramidKVRecipe>>;
 
 static_assert(EvictionPolicy<PyramidKV>);

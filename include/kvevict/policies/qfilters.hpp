@@ -34,12 +34,14 @@ struct QFiltersOptions {
 struct QFiltersRecipe : CutsByCacheScore {
   using Options = QFiltersOptions;
   static constexpr std::string_view kName = "QFilters";
+  static constexpr bool kNeedsArtefact = true;
 
   static auto pipeline(const Options& options, const CacheShape& shape) {
     return Pipeline(FilteredKeys(kName, shape, options.query_filters));
   }
 };
 
+// policy: QFilters | K | filters | head | at any time | none | a pass over K | 2503.02812
 using QFilters = Policy<Composed<QFiltersRecipe>>;
 
 static_assert(EvictionPolicy<QFilters>);

@@ -56,6 +56,8 @@ struct RaaSRecipe {
   }
 };
 
+// policy: RaaS | newest row | - | layer | decoded tokens | 1 float per layer | a pass over the row
+//   | 2502.11147
 using RaaS = Policy<Composed<RaaSRecipe>>;
 
 static_assert(EvictionPolicy<RaaS>);

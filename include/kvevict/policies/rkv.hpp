@@ -81,6 +81,8 @@ struct RKVRecipe : CutsEveryStep {
   }
 };
 
+// policy: RKV | newest rows, K | - | head | at any time | window (8) floats per KV head
+//   | a pass over the row; a cut compares all keys | 2505.24133
 using RKV = Policy<Composed<RKVRecipe>>;
 
 static_assert(EvictionPolicy<RKV>);

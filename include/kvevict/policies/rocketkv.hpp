@@ -56,6 +56,8 @@ struct RocketKVRecipe : VotesByWindow<RocketKVRecipe, RocketKVOptions> {
   }
 };
 
+// policy: RocketKV | last rows of the prompt | - | head | at prompt ends | 1 float per KV head
+//   | none | 2502.14051 (stage 1)
 using RocketKV = Policy<Composed<RocketKVRecipe>>;
 
 static_assert(EvictionPolicy<RocketKV>);

@@ -60,6 +60,8 @@ struct ScissorHandsRecipe : CutsEveryStep {
   }
 };
 
+// policy: ScissorHands | newest rows | - | head | at any time | history (400) bits per KV head
+//   | a pass over the row; a cut counts bits | 2305.17118
 using ScissorHands = Policy<Composed<ScissorHandsRecipe>>;
 
 static_assert(EvictionPolicy<ScissorHands>);

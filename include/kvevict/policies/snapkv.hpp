@@ -63,6 +63,8 @@ struct SnapKVRecipe : VotesByWindow<SnapKVRecipe, SnapKVOptions> {
   }
 };
 
+// policy: SnapKV | last rows of the prompt | - | head | at prompt ends
+//   | 1 float per KV head (group maximum: per query head) | none | 2404.14469
 using SnapKV = Policy<Composed<SnapKVRecipe>>;
 
 static_assert(EvictionPolicy<SnapKV>);

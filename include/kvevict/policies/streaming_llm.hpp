@@ -54,6 +54,8 @@ class StreamingLLMMethod {
   Options options_;
 };
 
+// policy: StreamingLLM | nothing | - | model | at any time | none | the mask, n / 64 words
+//   | 2309.17453
 using StreamingLLM = Policy<StreamingLLMMethod>;
 
 static_assert(EvictionPolicy<StreamingLLM>);

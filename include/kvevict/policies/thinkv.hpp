@@ -41,6 +41,7 @@ struct ThinKVOptions {
 struct ThinKVRecipe : CutsEveryStep {
   using Options = ThinKVOptions;
   static constexpr std::string_view kName = "ThinKV";
+  static constexpr bool kNeedsArtefact = true;  // layers and thresholds
 
   static auto pipeline(const Options& options, const CacheShape& shape) {
     return Pipeline(ThoughtSegments(kName, shape,
@@ -71,6 +72,9 @@ struct ThinKVRecipe : CutsEveryStep {
   }
 };
 
+// policy: ThinKV | newest rows of the layers that tell, K | layers and thresholds | head
+//   | decoded tokens | a few numbers per segment (128 tokens)
+//   | a pass over the rows; a cut clusters keys of a segment | 2510.01290 (eviction only)
 using ThinKV = Policy<Composed<ThinKVRecipe>>;
 
 static_assert(EvictionPolicy<ThinKV>);

@@ -46,6 +46,8 @@ struct TOVARecipe : CutsEveryStep {
   }
 };
 
+// policy: TOVA | newest row | - | layer | at any time | 1 float per KV head | a pass over the row
+//   | 2401.06104
 using TOVA = Policy<Composed<TOVARecipe>>;
 
 static_assert(EvictionPolicy<TOVA>);

@@ -90,6 +90,7 @@ template <bool kGiven>
 struct TriAttentionRecipe {
   using Options = TriAttentionOptions;
   static constexpr std::string_view kName = kGiven ? "TriAttentionStats" : "TriAttention";
+  static constexpr bool kNeedsArtefact = kGiven;
 
   static void check(const Options& options, const CacheShape& shape) {
     detail::require(options.interval > 0, kName, "interval", options.interval, "must be > 0");
@@ -157,7 +158,12 @@ struct TriAttentionRecipe {
   }
 };
 
+// policy: TriAttention | queries, K | - | head | at any time
+//   | none (statistics of queries, 1.5 head_dim per head)
+//   | head_dim per query head; a cut: a pass over K | 2604.04921
 using TriAttention = Policy<Composed<TriAttentionRecipe<false>>>;
+// policy: TriAttentionStats | K | statistics of queries | head | at any time | none
+//   | none; a cut: a pass over K | 2604.04921
 using TriAttentionStats = Policy<Composed<TriAttentionRecipe<true>>>;
 
 static_assert(EvictionPolicy<TriAttention>);

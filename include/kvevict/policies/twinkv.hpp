@@ -66,7 +66,12 @@ struct TwinKVOver : Base {
   }
 };
 
+// policy: TwinKVSnapKV | last rows of the prompt, K | - | head | at prompt ends
+//   | 1 float per KV head | none; a cut compares all keys with those that stay
+//   | 2608.27128, 2404.14469
 using TwinKVSnapKV = Policy<Composed<TwinKVOver<SnapKVRecipe>>>;
+// policy: TwinKVKnorm | K | - | head | at any time | none
+//   | a pass over K; a cut compares all keys with those that stay | 2608.27128, 2406.11430
 using TwinKVKnorm = Policy<Composed<TwinKVOver<KnormRecipe>>>;
 
 static_assert(EvictionPolicy<TwinKVSnapKV>);

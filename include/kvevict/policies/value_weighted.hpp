@@ -79,7 +79,11 @@ struct VATPRecipe : KeepsHeavyAndRecent<VATPRecipe, VATPOptions> {
   }
 };
 
+// policy: LongFlow | newest row, V | - | layer | at any time | 1 float per KV head
+//   | a pass over the row and V | 2603.11504
 using LongFlow = Policy<Composed<LongFlowRecipe>>;
+// policy: VATP | every row, V | - | head | at any time | 1 float per KV head
+//   | as `H2O`, a pass over V | 2406.12335
 using VATP = Policy<Composed<VATPRecipe>>;
 
 static_assert(EvictionPolicy<LongFlow>);

@@ -96,6 +96,9 @@ struct VaSERecipe {
   }
 };
 
+// policy: VaSE | newest queries, K, V | - | head | at any time
+//   | none (window x head_dim per query head)
+//   | a copy of the query; a cut: window passes over K, one over V | 2606.03928
 using VaSE = Policy<Composed<VaSERecipe>>;
 
 static_assert(EvictionPolicy<VaSE>);

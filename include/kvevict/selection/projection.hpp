@@ -109,8 +109,9 @@ class Projection {
   /// @param scored      its lanes, with scores of every candidate; a policy that has no scores
   ///                    gives 1 where a slot is kept and 0 elsewhere
   /// @param protected_slots  what stays whatever its score, by the same lanes
-  /// @param unused_budget    [num_lanes] what a lane might keep beyond what it keeps; empty:
-  /// nothing Throws InvalidArgument where lanes of different lengths would have to share a set.
+  /// @param unused_budget    [num_lanes] what a lane might keep beyond what it keeps, or empty
+  ///
+  /// Throws InvalidArgument where lanes of different lengths would have to share a set.
   const KeepMask& run(const KeepMask& decided, std::span<const ScoredLane> scored,
                       const KeepMask& protected_slots,
                       std::span<const std::size_t> unused_budget = {}) {

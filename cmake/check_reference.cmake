@@ -1,0 +1,100 @@
+# cmake -P cmake/check_reference.cmake               compares README.md's table of policies with the
+#                                                    headers
+# cmake -D UPDATE=ON -P cmake/check_reference.cmake  writes the table anew
+#
+# Every policy of NamedPolicies (any_policy.hpp) has its row above its alias in policies/*.hpp, which
+# may go on behind `//   |`. Numbers of arXiv become links.
+#
+#   // policy: name | needs | made offline | sets | cuts | state | cost | paper
+#   using name = ...
+cmake_minimum_required(VERSION 3.23)
+if(NOT DEFINED ROOT)
+  set(ROOT ${CMAKE_CURRENT_LIST_DIR}/..)
+endif()
+set(titles "policy" "needs" "made offline" "one set per" "cuts" "state per token"
+           "cost per decode step" "paper")
+set(begin "<!-- policies: written by cmake/check_reference.cmake -->\n")
+set(end "<!-- end of policies -->\n")
+list(LENGTH titles num_columns)
+set(errors "")
+
+file(READ ${ROOT}/include/kvevict/any_policy.hpp text)
+if(NOT text MATCHES "NamedPolicies = PolicyList<([^>]*)>")
+  message(FATAL_ERROR "any_policy.hpp has no NamedPolicies")
+endif()
+string(REGEX MATCHALL "[A-Za-z0-9_]+" names "${CMAKE_MATCH_1}")
+
+set(rows "")
+set(described "")
+file(GLOB headers ${ROOT}/include/kvevict/policies/*.hpp)
+foreach(header IN LISTS headers)
+  file(READ ${header} text)
+  string(REPLACE ";" "<semicolon>" text "${text}")  # which would end an element of a list
+  string(REGEX MATCHALL "// policy: [^\n]*(\n//   [|][^\n]*)*\n[^\n]*" blocks "${text}")
+  foreach(block IN LISTS blocks)
+    string(REGEX REPLACE "\n[^\n]*$" "" row "${block}")
+    string(REGEX REPLACE "\n//   [|]" " |" row "${row}")
+    string(REGEX REPLACE "^// policy: " "" row "${row}")
+    string(REGEX REPLACE " .*" "" name "${row}")
+    if(NOT block MATCHES "\nusing ${name} =")
+      string(APPEND errors "  ${name}: not above its alias\n")
+    endif()
+    string(REGEX MATCHALL "[|]" bars "${row}")
+    list(LENGTH bars num_bars)
+    math(EXPR num_cells "${num_bars} + 1")
+    if(NOT num_cells EQUAL num_columns)
+      string(APPEND errors "  ${name}: ${num_cells} columns of ${num_columns}\n")
+    endif()
+    if(name IN_LIST described)
+      string(APPEND errors "  ${name}: described twice\n")
+    endif()
+    list(APPEND described ${name})
+    string(REGEX REPLACE "^[^ ]+ (.*)$" "`${name}` \\1" row "${row}")
+    list(APPEND rows "${row}")
+  endforeach()
+endforeach()
+
+foreach(name IN LISTS names)
+  if(NOT name IN_LIST described)
+    string(APPEND errors "  ${name}: no row in policies/*.hpp\n")
+  endif()
+endforeach()
+foreach(name IN LISTS described)
+  if(NOT name IN_LIST names)
+    string(APPEND errors "  ${name}: not in NamedPolicies\n")
+  endif()
+endforeach()
+if(errors)
+  message(FATAL_ERROR "The rows of policies do not fit:\n${errors}")
+endif()
+
+list(SORT rows CASE INSENSITIVE)
+list(JOIN rows " |\n| " table)
+string(REPLACE "<semicolon>" ";" table "${table}")
+list(JOIN titles " | " titles)
+string(REPEAT "---|" ${num_columns} rule)
+set(digit "[0-9]")
+string(REGEX
+       REPLACE "(${digit}${digit}${digit}${digit}[.]${digit}${digit}${digit}${digit}${digit})"
+               "[\\1](https://arxiv.org/abs/\\1)" table "${table}")
+set(wanted "| ${titles} |\n|${rule}\n| ${table} |\n")
+
+file(READ ${ROOT}/README.md readme)
+string(FIND "${readme}" "${begin}" first)
+string(FIND "${readme}" "${end}" last)
+if(first EQUAL -1 OR last LESS first)
+  message(FATAL_ERROR "README.md has no place for the table:\n${begin}${end}")
+endif()
+string(LENGTH "${begin}" length)
+math(EXPR first "${first} + ${length}")
+string(SUBSTRING "${readme}" 0 ${first} before)
+string(SUBSTRING "${readme}" ${last} -1 after)
+if(readme STREQUAL "${before}${wanted}${after}")
+  return()
+endif()
+if(UPDATE)
+  file(WRITE ${ROOT}/README.md "${before}${wanted}${after}")
+  return()
+endif()
+message(FATAL_ERROR "README.md's table of policies differs from the headers\n"
+                    "  cmake -D UPDATE=ON -P cmake/check_reference.cmake writes it anew")

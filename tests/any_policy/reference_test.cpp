@@ -1,0 +1,187 @@
+// The README's table of policies against what the policies say of themselves. That the table is
+// that of the headers is checked by cmake/check_reference.cmake.
+#include "kvevict/any_policy.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstddef>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+namespace kvevict {
+namespace {
+
+constexpr CacheShape kShape{.num_layers = 4, .num_q_heads = 4, .num_kv_heads = 2, .head_dim = 4};
+
+struct Row {
+  std::string needs, made_offline, set, cuts;
+};
+
+/// The rows of README.md, by the names of the policies.
+std::map<std::string, Row> reference() {
+  std::map<std::string, Row> rows;
+  std::ifstream file("README.md");  // tests run in the root of the project
+  bool inside = false;
+  for (std::string line; std::getline(file, line);) {
+    inside = (inside || line.starts_with("<!-- policies:")) && line != "<!-- end of policies -->";
+    if (!inside || !line.starts_with("| `"))
+      continue;
+    std::vector<std::string> cells;
+    for (std::size_t at = 2; at < line.size();) {
+      const std::size_t end = std::min(line.find(" | ", at), line.size());
+      cells.push_back(line.substr(at, end - at));
+      at = end + 3;
+    }
+    if (cells.size() == 8)
+      rows[cells[0].substr(1, cells[0].size() - 2)] = {cells[1], cells[2], cells[3], cells[4]};
+  }
+  return rows;
+}
+
+bool has_word(std::string_view text, std::string_view word) {
+  const auto is_letter = [&](std::size_t at) {
+    return at < text.size() &&
+           (std::isalnum(static_cast<unsigned char>(text[at])) != 0 || text[at] == '_');
+  };
+  for (std::size_t at = text.find(word); at != std::string_view::npos;
+       at = text.find(word, at + 1)) {
+    if ((at == 0 || !is_letter(at - 1)) && !is_letter(at + word.size()))
+      return true;
+  }
+  return false;
+}
+
+Inputs inputs_of(std::string_view needs) {
+  Inputs inputs = Inputs::kNothing;
+  const auto add = [&](std::string_view word, Inputs input) {
+    if (has_word(needs, word))
+      inputs = inputs | input;
+  };
+  for (const char* word : {"row", "rows", "queries"})
+    add(word, Inputs::kAttention);
+  add("hidden states", Inputs::kHiddenStates);
+  add("K", Inputs::kKeys);
+  add("V", Inputs::kValues);
+  add("W_O", Inputs::kOutputProjection);
+  add("scores", Inputs::kScores);
+  return inputs;
+}
+
+AttentionUse use_of(std::string_view needs) {
+  if (has_word(needs, "queries"))
+    return AttentionUse::kQueries;
+  if (has_word(needs, "every row"))
+    return AttentionUse::kAllRows;
+  if (has_word(needs, "newest"))
+    return AttentionUse::kLastRow;
+  return has_word(needs, "prompt") && !has_word(needs, "scores") ? AttentionUse::kWindow
+                                                                 : AttentionUse::kNone;
+}
+
+/// Options with which the policy can be made, defaults otherwise.
+template <class P>
+typename P::Options options_of() {
+  typename P::Options options;
+  const auto projection = [] {
+    auto made = std::make_shared<OutputProjection>(kShape, 8, std::nullopt, true);
+    const std::vector<float> weight(kShape.num_q_heads * kShape.value_size() * 8, 1.0F);
+    for (std::size_t layer = 0; layer < kShape.num_layers; ++layer)
+      made->set_layer(layer, weight.data());
+    return made;
+  };
+  if constexpr (requires { options.output_projection; })
+    options.output_projection = projection();
+  if constexpr (requires { options.rotary; })
+    options.rotary = {.inv_freq = {1.0, 0.1}};
+  if constexpr (requires { options.query_filters; }) {
+    options.query_filters = std::make_shared<const QueryFilters>(
+        kShape.num_layers * kShape.num_kv_heads * kShape.head_dim, 1.0F);
+  }
+  if constexpr (requires { options.query_statistics; } && P::kNeedsArtefact) {
+    options.query_statistics =
+        std::make_shared<const QueryStatistics>(kShape, true, options.rotary);
+  }
+  if constexpr (std::is_same_v<P, DuoAttention>)
+    options.head_scores.assign(kShape.num_layers * kShape.num_kv_heads, 0.5);
+  return options;
+}
+
+std::string set_of(MaskScope scope) {
+  return scope == MaskScope::kHead ? "head" : scope == MaskScope::kLayer ? "layer" : "model";
+}
+
+template <class P>
+std::string cuts_of(const P& policy) {
+  if (!P::kChangesLength)
+    return "nothing";
+  if (!policy.touches_prompt())
+    return "decoded tokens";
+  switch (policy.method().trigger()) {
+    case Trigger::kPrefillEnd:
+      return "at prompt ends";
+    case Trigger::kDecodeSteps:
+      return "while decoding";
+    case Trigger::kEveryStep:
+      break;
+  }
+  return "at any time";
+}
+
+TEST(Reference, SaysOfEveryPolicyWhatItSaysOfItself) {
+  const std::map<std::string, Row> rows = reference();
+  detail::for_each_policy(NamedPolicies{}, [&](auto type) {
+    using P = typename decltype(type)::type;
+    const std::string name(P::kName);
+    SCOPED_TRACE(name);
+    const auto found = rows.find(name);
+    ASSERT_NE(found, rows.end());
+    const Row& row = found->second;
+    EXPECT_EQ(inputs_of(row.needs), P::kRequiredInputs) << row.needs;
+    EXPECT_EQ(use_of(row.needs), P::kAttentionUse) << row.needs;
+    EXPECT_EQ(row.needs == "nothing", P::kRequiredInputs == Inputs::kNothing);
+    EXPECT_EQ(has_word(row.needs, "labels"), P::wants_labels());
+    EXPECT_EQ(row.made_offline != "-", P::kNeedsArtefact) << row.made_offline;
+    const P policy(options_of<P>(), kShape);
+    EXPECT_EQ(row.set, set_of(policy.method().scope()));
+    EXPECT_EQ(row.cuts, cuts_of(policy));
+  });
+}
+
+TEST(Reference, PromptsAreTouchedUnlessTheyAreProtectedWhole) {
+  EXPECT_FALSE(RaaS({}, kShape).touches_prompt());
+  EXPECT_TRUE(RandomEviction({}, kShape).touches_prompt());
+  EXPECT_FALSE(RandomEviction({.protection = {.prompt = true}}, kShape).touches_prompt());
+  // A prompt that is longer than the budget gives way.
+  EXPECT_TRUE(RandomAttention({}, kShape).touches_prompt());
+  EXPECT_FALSE(FullKV({}, kShape).touches_prompt());
+}
+
+TEST(Reference, RollbackIsLimitedByWhatIsRemembered) {
+  EXPECT_EQ(EpiKV({.max_rollback = 5}, kShape).max_rollback(), 5U);
+  EXPECT_EQ(H2O({}, kShape).max_rollback(), std::numeric_limits<std::size_t>::max());
+}
+
+TEST(Reference, AnyPolicyPassesItOn) {
+  const AnyPolicy epikv = make_policy<PolicyList<EpiKV>>("epikv", "max_rollback=5", {kShape});
+  EXPECT_TRUE(epikv.changes_length());
+  EXPECT_FALSE(epikv.needs_artefact());
+  EXPECT_FALSE(epikv.touches_prompt());
+  EXPECT_EQ(epikv.max_rollback(), 5U);
+  const AnyPolicy full(FullKV({}, kShape));
+  EXPECT_FALSE(full.changes_length());
+  const AnyPolicy evolkv(EvolKV({}, kShape));
+  EXPECT_TRUE(evolkv.needs_artefact());
+  EXPECT_TRUE(evolkv.touches_prompt());
+}
+
+}  // namespace
+}  // namespace kvevict

@@ -1,0 +1,1 @@
+using NamedPolicies = PolicyList<Complete, Forgotten, Short, Elsewhere>;
