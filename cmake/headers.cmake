@@ -12,7 +12,6 @@ set(KVEVICT_HEADERS
     include/kvevict/allocation/profiled_budgets.hpp
     include/kvevict/allocation/pyramid.hpp
     include/kvevict/allocation/rocket_split.hpp
-    include/kvevict/allocation/score_threshold.hpp
     include/kvevict/allocation/segment_shares.hpp
     include/kvevict/allocation/streaming_lanes.hpp
     include/kvevict/allocation/whole_blocks.hpp

@@ -16,6 +16,7 @@
 #include "kvevict/scoring/attention_rows.hpp"
 #include "kvevict/scoring/pipeline.hpp"
 #include "kvevict/scoring/score_input.hpp"
+#include "kvevict/selection/pool_selection.hpp"
 
 #include <algorithm>
 #include <array>
@@ -246,11 +247,12 @@ class Composed {
   }
   [[nodiscard]] bool below_threshold(const Sequence& sequence) const noexcept {
     const Allocation given = allocation(sequence);
-    if constexpr (requires {
-                    pipeline_.signal().any_below(sequence, given.threshold, protection(sequence));
-                  }) {
+    if constexpr (requires { pipeline_.score_of(0, 0); }) {
       return given.has_threshold() &&
-             pipeline_.signal().any_below(sequence, given.threshold, protection(sequence));
+             detail::any_below_threshold(sequence, given, protection(sequence),
+                                         [this](std::size_t lane, std::size_t slot) {
+                                           return pipeline_.score_of(lane, slot);
+                                         });
     } else {
       return given.has_threshold();  // no score is known before a selection
     }

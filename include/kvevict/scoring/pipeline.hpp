@@ -84,6 +84,11 @@ class Pipeline {
     std::apply([&](const Stages&... stages) { (apply(stages, input, scores), ...); }, stages_);
     scores.finish(out);
   }
+  /// The score of one slot, where it is known before a selection.
+  [[nodiscard]] float score_of(std::size_t lane, std::size_t slot) const noexcept
+      requires(sizeof...(Stages) == 0 && requires(const S& signal) { signal.score_of(0, 0); }) {
+    return signal_.score_of(lane, slot);
+  }
   /// What follows once all lanes of a pool have scores.
   void normalise(std::span<ScoredLane> lanes, const ScoreInput& input) const {
     std::apply([&](const Stages&... stages) { (apply(stages, input, lanes), ...); }, stages_);
