@@ -20,7 +20,6 @@ set(KVEVICT_HEADERS
     include/kvevict/composition_text.hpp
     include/kvevict/config.hpp
     include/kvevict/core/budget.hpp
-    include/kvevict/core/counter_random.hpp
     include/kvevict/core/counters.hpp
     include/kvevict/core/decode_pages.hpp
     include/kvevict/core/error.hpp
@@ -39,6 +38,7 @@ set(KVEVICT_HEADERS
     include/kvevict/core/sequence.hpp
     include/kvevict/core/shape.hpp
     include/kvevict/core/slot_array.hpp
+    include/kvevict/core/slot_bits.hpp
     include/kvevict/core/step_inputs.hpp
     include/kvevict/core/token_label.hpp
     include/kvevict/core/types.hpp
@@ -193,7 +193,6 @@ set(KVEVICT_HEADERS
     include/kvevict/selection/reserve.hpp
     include/kvevict/selection/segment_caps.hpp
     include/kvevict/selection/segment_representatives.hpp
-    include/kvevict/selection/slot_bits.hpp
     include/kvevict/selection/streaming_top_k.hpp
     include/kvevict/selection/stretch_top_k.hpp
     include/kvevict/selection/top_k.hpp

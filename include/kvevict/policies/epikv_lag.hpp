@@ -4,6 +4,7 @@
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/error.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/policies/epikv_rules.hpp"
 #include "kvevict/policies/policy.hpp"
 #include "kvevict/scoring/kv_part.hpp"

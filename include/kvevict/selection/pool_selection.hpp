@@ -12,7 +12,7 @@
 #include "kvevict/core/scratch.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/selection/slot_bits.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/selection/top_k.hpp"
 
 #include <algorithm>
@@ -374,7 +374,7 @@ class PoolSelection {
     if (kept + num_above >= std::min(min_keep, kept + before)) {
       detail::for_each_bit(lane.candidates, [&](std::size_t slot) {
         if (!(lane.scores[slot] >= threshold))
-          lane.candidates[slot / 64] &= ~(std::uint64_t{1} << (slot % 64));
+          detail::clear_bit(lane.candidates, slot);
       });
     } else {
       // The best, those above among them, are candidates and not kept yet.

@@ -3,8 +3,8 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/scored_lane.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/core/types.hpp"
-#include "kvevict/selection/slot_bits.hpp"
 #include "kvevict/selection/top_k.hpp"
 
 #include <algorithm>
@@ -91,8 +91,8 @@ class TwinRepair {
     taker.take_newest(len, options_.recent_window, len);
     const auto similarity = static_cast<float>(options_.similarity);
     detail::for_each_bit(open, [&](std::size_t slot) {
-      const bool kept = (lane.keep[slot / 64] >> (slot % 64) & 1U) != 0;
-      if (kept && (swappable_[slot / 64] >> (slot % 64) & 1U) == 0)
+      const bool kept = detail::has_bit(lane.keep, slot);
+      if (kept && !detail::has_bit(swappable_, slot))
         return;
       bool usable = false;
       const float cosine = twins_.largest_cosine(input, slot, usable);
@@ -112,8 +112,8 @@ class TwinRepair {
       if (twins_.largest_cosine(input, donor->slot, usable) < similarity)
         continue;
       twins_.replace(input, donor->slot, orphan->slot);
-      lane.keep[donor->slot / 64] &= ~(std::uint64_t{1} << (donor->slot % 64));
-      lane.keep[orphan->slot / 64] |= std::uint64_t{1} << (orphan->slot % 64);
+      detail::clear_bit(lane.keep, donor->slot);
+      detail::set_bit(lane.keep, orphan->slot);
       ++orphan;
     }
   }
