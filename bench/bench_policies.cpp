@@ -84,6 +84,8 @@ struct Engine {
     return "heavy=128,recent=128";
   if (name.starts_with("EpiKV") || name == "RaaS" || name == "ThinKV")
     return "budget=1088";
+  if (name == "LagKV")
+    return "num_sink_tokens=4,lag_len=128,per_partition=25%";
   if (name == "DuoAttention")
     return "head_scores=.1:.2:.3:.4:.5:.6:.7:.8,num_sink_tokens=4,recent_window=252";
   if (name == "SimLayerKV")

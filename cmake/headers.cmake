@@ -135,6 +135,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/lag_scores.hpp
     include/kvevict/scoring/lane_scores.hpp
     include/kvevict/scoring/leverage.hpp
+    include/kvevict/scoring/logit_row.hpp
     include/kvevict/scoring/min_max.hpp
     include/kvevict/scoring/nested_anomalies.hpp
     include/kvevict/scoring/normalize.hpp
@@ -155,6 +156,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/random_scores.hpp
     include/kvevict/scoring/recent_attention.hpp
     include/kvevict/scoring/recent_queries.hpp
+    include/kvevict/scoring/recent_row_signal.hpp
     include/kvevict/scoring/recent_rows.hpp
     include/kvevict/scoring/replay_scores.hpp
     include/kvevict/scoring/row_blocks.hpp

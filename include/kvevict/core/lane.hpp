@@ -78,6 +78,10 @@ struct BasicLane {
   BasicRows<Byte> values;   ///< [seq_len, value_dim]; absent in latent-attention caches
   /// [seq_len], 0 = padding or out of window; empty = all valid (rule R9).
   std::span<const std::uint8_t> valid;
+
+  [[nodiscard]] constexpr bool has_token(std::size_t slot) const noexcept {
+    return valid.empty() || valid[slot] != 0;
+  }
 };
 
 using Lane = BasicLane<const std::byte>;
