@@ -125,6 +125,18 @@ class ViewRef {
   Lane (*lane_)(const void*, std::size_t, std::size_t);
 };
 
+/// Whether any layer and KV head holds a token in `slot`: what a mask that is for all goes by.
+[[nodiscard]] inline bool any_has_token(const ViewRef& view, std::size_t slot) {
+  const CacheShape shape = view.shape();
+  for (std::size_t layer = 0; layer < shape.num_layers; ++layer) {
+    for (std::size_t head = 0; head < shape.num_kv_heads; ++head) {
+      if (view.lane(layer, head).has_token(slot))
+        return true;
+    }
+  }
+  return false;
+}
+
 /// A ViewRef of any view; of a ViewRef, itself.
 template <KvCacheView View>
 [[nodiscard]] ViewRef as_view_ref(const View& view) noexcept {

@@ -74,11 +74,11 @@ class EpiKVAttentionMethod : public detail::EpiKVRules {
     const std::span<float> attention = input.scratch.floats(0, out.size());
     attention_.mean(MaskScope::kModel, lane, input.kernel, attention);
     const std::span<const float> hidden = hidden_.scores();
-    const std::span<const std::uint8_t> valid = input.view.lane(0, 0).valid;
+    const bool all_valid = input.view.lane(0, 0).valid.empty();
     MinMax attention_range;
     MinMax hidden_range;
     for_each_decoded_slot(input.sequence, lane, [&](std::size_t slot) {
-      if (!valid.empty() && valid[slot] == 0)
+      if (!all_valid && !any_has_token(input.view, slot))
         return;
       attention_range.add(attention[slot]);
       hidden_range.add(hidden[slot]);
