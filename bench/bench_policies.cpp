@@ -4,11 +4,15 @@
 //   policy/<name> cut/<isa>     what stays at the end of the prompt, from signals that are there
 //   policy/<name> decode/<isa>  a decode step: signals, and a cut where one is due
 //
-// A policy that is added to NamedPolicies has its rows here without a line more.
-#include "engine/policies.hpp"
-
+// A policy that is added to NamedPolicies has its rows here without a line more, or says at start
+// what is missing in options_of.
 #include "bench/common.hpp"
+#include "engine/policies.hpp"
+#include "kvevict/core/rotary.hpp"
+#include "kvevict/core/token_label.hpp"
 #include "kvevict/scoring/output_projection.hpp"
+#include "kvevict/scoring/query_filters.hpp"
+#include "kvevict/scoring/query_statistics.hpp"
 #include "kvevict/views/contiguous_view.hpp"
 
 #include <benchmark/benchmark.h>
@@ -18,6 +22,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,10 +42,25 @@ struct Engine {
   std::vector<float> values = kvevict_bench::normal_values(keys.size(), 2);
   std::vector<float> hidden = kvevict_bench::normal_values(64 * kHiddenSize, 3);
   std::vector<float> rows = kvevict_bench::normal_values(8 * kPrompt * kCapacity, 4);
+  std::vector<float> queries = kvevict_bench::normal_values(8 * kPrompt * 64, 6);
+  std::vector<TokenLabel> labels = std::vector<TokenLabel>(kPrompt);
   std::shared_ptr<OutputProjection> projection =
       std::make_shared<OutputProjection>(kShape, kHiddenSize, std::nullopt, true);
+  RotaryEmbedding rotary;
+  std::shared_ptr<QueryFilters> filters =
+      std::make_shared<QueryFilters>(kvevict_bench::normal_values(4 * 2 * 64, 7));
+  std::shared_ptr<QueryStatistics> statistics;
 
   Engine() {
+    for (int pair = 0; pair < 32; ++pair)
+      rotary.inv_freq.push_back(std::pow(10000.0, -pair / 32.0));
+    statistics = std::make_shared<QueryStatistics>(kShape, true, rotary);
+    for (std::size_t layer = 0; layer < kShape.num_layers; ++layer) {
+      for (std::size_t head = 0; head < kShape.num_q_heads; ++head) {
+        for (std::size_t i = 0; i < 64; ++i)
+          statistics->add(layer, head, queries.data() + (head * kPrompt + i) * 64);
+      }
+    }
     for (float& x : rows)
       x = std::abs(x) / kPrompt;
     const std::vector<float> weight = kvevict_bench::normal_values(8 * 64 * kHiddenSize, 5);
@@ -64,21 +84,27 @@ struct Engine {
     return "heavy=128,recent=128";
   if (name.starts_with("EpiKV") || name == "RaaS" || name == "ThinKV")
     return "budget=1088";
+  if (name == "LagKV")
+    return "num_sink_tokens=4,lag_len=128,per_partition=25%";
+  if (name == "DuoAttention")
+    return "head_scores=.1:.2:.3:.4:.5:.6:.7:.8,num_sink_tokens=4,recent_window=252";
+  if (name == "SimLayerKV")
+    return "lazy_threshold=0,num_initial=4,recent_window=252";
+  if (name == "PerLayerKnorm")
+    return "compression_ratios=.75:.75:.75:.75";
+  if (name == "LUKVKnorm")
+    return "prune_ratios=.7:.8:.7:.8:.7:.8:.7:.8";
   return "budget=256";
 }
 
 [[nodiscard]] AnyPolicy make(std::string_view name) {
-  return make_policy(
-      name, options_of(name),
-      {.shape = kShape, .output_projection = engine().projection, .rotary = RotaryEmbedding{}});
-}
-[[nodiscard]] bool can_be_made(std::string_view name) {
-  try {
-    static_cast<void>(make(name));
-    return true;
-  } catch (const InvalidArgument&) {
-    return false;
-  }
+  ModelInfo model{.shape = kShape,
+                  .output_projection = engine().projection,
+                  .rotary = engine().rotary,
+                  .query_filters = engine().filters,
+                  .query_statistics = engine().statistics};
+  model.supplied = model.supplied | Inputs::kScores;
+  return make_policy(name, options_of(name), model);
 }
 
 /// A policy and the lengths of its lanes.
@@ -119,11 +145,21 @@ class Session {
   void observe(std::size_t count) {
     for (std::size_t layer = 0; layer < kShape.num_layers; ++layer) {
       if (const std::size_t wanted = policy_.wanted_attention_rows(layer); wanted > 0) {
-        policy_.observe_attention(layer, {.data = engine().rows.data(),
-                                          .num_q_heads = kShape.num_q_heads,
-                                          .num_rows = wanted,
-                                          .head_stride = kPrompt * kCapacity,
-                                          .row_stride = kCapacity});
+        if (policy_.attention_use() == AttentionUse::kQueries) {
+          policy_.observe_queries(layer,
+                                  {.data = engine().queries.data(),
+                                   .num_q_heads = kShape.num_q_heads,
+                                   .num_rows = wanted,
+                                   .head_stride = kPrompt * 64,
+                                   .row_stride = 64},
+                                  view());
+        } else {
+          policy_.observe_attention(layer, {.data = engine().rows.data(),
+                                            .num_q_heads = kShape.num_q_heads,
+                                            .num_rows = wanted,
+                                            .head_stride = kPrompt * kCapacity,
+                                            .row_stride = kCapacity});
+        }
       }
       if (policy_.wants_hidden(layer)) {
         policy_.observe_hidden(layer, {.data = engine().hidden.data() + next_ % 63 * kHiddenSize,
@@ -134,7 +170,21 @@ class Session {
     }
     if (policy_.wants_cache())
       policy_.observe_cache(view());
+    if (policy_.wants_labels())
+      policy_.observe_labels(std::span(engine().labels).first(count));
+    if (policy_.wants_scores())
+      observe_scores(count);
     ++next_;
+  }
+
+  // Of the newest tokens, as something outside would work them out.
+  void observe_scores(std::size_t count) {
+    for (std::size_t layer = 0; layer < kShape.num_layers; ++layer) {
+      for (std::size_t head = 0; head < kShape.num_kv_heads; ++head) {
+        policy_.observe_scores(layer, head, std::span(engine().values).first(count),
+                               policy_.sequence().seq_len(layer, head) - count);
+      }
+    }
   }
 
   AnyPolicy policy_;
@@ -146,9 +196,7 @@ class Session {
   const std::string isa = kvevict_bench::isa_name(kernels::best().isa);
   detail::for_each_policy(NamedPolicies{}, [&](auto policy) {
     const std::string name(decltype(policy)::type::kName);
-    // Some need a table of their model, some queries instead of rows: neither is here.
-    if (decltype(policy)::type::kAttentionUse == AttentionUse::kQueries || !can_be_made(name))
-      return;
+    static_cast<void>(make(name));  // refused at once, not in the middle of a run
     // Made when it is first timed: a run that asks for other rows need not wait for it.
     kvevict_bench::add("policy/" + name + " cut", isa, {},
                        [=, s = std::shared_ptr<Session>()]() mutable {

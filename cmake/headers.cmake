@@ -12,7 +12,6 @@ set(KVEVICT_HEADERS
     include/kvevict/allocation/profiled_budgets.hpp
     include/kvevict/allocation/pyramid.hpp
     include/kvevict/allocation/rocket_split.hpp
-    include/kvevict/allocation/score_threshold.hpp
     include/kvevict/allocation/segment_shares.hpp
     include/kvevict/allocation/streaming_lanes.hpp
     include/kvevict/allocation/whole_blocks.hpp
@@ -21,7 +20,6 @@ set(KVEVICT_HEADERS
     include/kvevict/composition_text.hpp
     include/kvevict/config.hpp
     include/kvevict/core/budget.hpp
-    include/kvevict/core/counter_random.hpp
     include/kvevict/core/counters.hpp
     include/kvevict/core/decode_pages.hpp
     include/kvevict/core/error.hpp
@@ -40,6 +38,7 @@ set(KVEVICT_HEADERS
     include/kvevict/core/sequence.hpp
     include/kvevict/core/shape.hpp
     include/kvevict/core/slot_array.hpp
+    include/kvevict/core/slot_bits.hpp
     include/kvevict/core/step_inputs.hpp
     include/kvevict/core/token_label.hpp
     include/kvevict/core/types.hpp
@@ -136,6 +135,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/lag_scores.hpp
     include/kvevict/scoring/lane_scores.hpp
     include/kvevict/scoring/leverage.hpp
+    include/kvevict/scoring/logit_row.hpp
     include/kvevict/scoring/min_max.hpp
     include/kvevict/scoring/nested_anomalies.hpp
     include/kvevict/scoring/normalize.hpp
@@ -156,6 +156,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/random_scores.hpp
     include/kvevict/scoring/recent_attention.hpp
     include/kvevict/scoring/recent_queries.hpp
+    include/kvevict/scoring/recent_row_signal.hpp
     include/kvevict/scoring/recent_rows.hpp
     include/kvevict/scoring/replay_scores.hpp
     include/kvevict/scoring/row_blocks.hpp
@@ -194,7 +195,6 @@ set(KVEVICT_HEADERS
     include/kvevict/selection/reserve.hpp
     include/kvevict/selection/segment_caps.hpp
     include/kvevict/selection/segment_representatives.hpp
-    include/kvevict/selection/slot_bits.hpp
     include/kvevict/selection/streaming_top_k.hpp
     include/kvevict/selection/stretch_top_k.hpp
     include/kvevict/selection/top_k.hpp

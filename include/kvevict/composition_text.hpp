@@ -61,6 +61,7 @@ struct AddedStages {
         stage.apply_to_pool(input, lanes);
     });
   }
+  [[nodiscard]] bool is_idle() const noexcept { return stages.empty(); }
   /// What they read.
   [[nodiscard]] Inputs inputs() const {
     Inputs all = Inputs::kNothing;
@@ -133,9 +134,6 @@ struct WithAdditions : Base {
   }
   [[nodiscard]] static Inputs added_inputs(const Options& options) {
     return options.additions.stages.inputs();
-  }
-  [[nodiscard]] static bool signal_is_score(const Options& options) noexcept {
-    return options.additions.stages.stages.empty();
   }
   static auto pipeline(const Options& options, const CacheShape& shape) {
     return Base::pipeline(options, shape) | options.additions.stages;

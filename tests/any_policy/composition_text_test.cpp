@@ -1,6 +1,6 @@
 // Policies composed by text, over a short list so that this compiles quickly.
 #include "kvevict/any_policy.hpp"
-#include "policies/window_cache.hpp"
+#include "support/window_cache.hpp"
 
 #include <gtest/gtest.h>
 

@@ -4,8 +4,8 @@
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/policies/dms.hpp"
 #include "kvevict/policies/key_geometry.hpp"
-#include "policies/window_cache.hpp"
 #include "support/golden.hpp"
+#include "support/window_cache.hpp"
 
 #include <algorithm>
 #include <cstddef>

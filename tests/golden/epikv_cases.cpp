@@ -4,7 +4,7 @@
 #include "kvevict/policies/epikv_key_value.hpp"
 #include "kvevict/policies/epikv_lag.hpp"
 #include "kvevict/temporal/hidden_delta.hpp"
-#include "policies/epikv_cache.hpp"
+#include "support/epikv_cache.hpp"
 #include "support/golden.hpp"
 
 #include <algorithm>

@@ -3,9 +3,9 @@
 #include "kvevict/policies/aggregated.hpp"
 #include "kvevict/policies/key_geometry.hpp"
 #include "kvevict/policies/snapkv.hpp"
-#include "policies/window_cache.hpp"
 #include "support/errors.hpp"
 #include "support/random.hpp"
+#include "support/window_cache.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,9 +1,9 @@
 #include "kvevict/policies/cake.hpp"
 
 #include "kvevict/policies/snapkv.hpp"
-#include "policies/window_cache.hpp"
 #include "support/errors.hpp"
 #include "support/random.hpp"
+#include "support/window_cache.hpp"
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,7 @@
 
 #include "kvevict/scoring/pipeline.hpp"
 #include "kvevict/scoring/stages.hpp"
-#include "policies/window_cache.hpp"
+#include "support/window_cache.hpp"
 
 #include <gtest/gtest.h>
 

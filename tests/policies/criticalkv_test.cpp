@@ -2,9 +2,9 @@
 
 #include "kvevict/policies/key_geometry.hpp"
 #include "kvevict/selection/top_k.hpp"
-#include "policies/row_session.hpp"
 #include "support/errors.hpp"
 #include "support/random.hpp"
+#include "support/row_session.hpp"
 
 #include <gtest/gtest.h>
 

@@ -2,8 +2,8 @@
 #include "kvevict/policies/criticalkv.hpp"
 #include "kvevict/policies/key_geometry.hpp"
 #include "kvevict/policies/policy.hpp"
-#include "policies/window_cache.hpp"
 #include "support/errors.hpp"
+#include "support/window_cache.hpp"
 
 #include <gtest/gtest.h>
 

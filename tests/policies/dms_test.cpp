@@ -1,7 +1,7 @@
 #include "kvevict/policies/dms.hpp"
 
-#include "policies/window_cache.hpp"
 #include "support/errors.hpp"
+#include "support/window_cache.hpp"
 
 #include <gtest/gtest.h>
 

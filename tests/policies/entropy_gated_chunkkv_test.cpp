@@ -1,9 +1,9 @@
 #include "kvevict/policies/entropy_gated_chunkkv.hpp"
 
 #include "kvevict/policies/key_geometry.hpp"
-#include "policies/window_cache.hpp"
 #include "support/errors.hpp"
 #include "support/masks.hpp"
+#include "support/window_cache.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,11 +1,12 @@
 #include "kvevict/policies/epikv_attention.hpp"
 
-#include "policies/epikv_cache.hpp"
+#include "support/epikv_cache.hpp"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <vector>
 
@@ -47,8 +48,9 @@ struct Session {
                   static_cast<std::ptrdiff_t>(n)});
     }
   }
-  std::vector<float> scores() {
-    const auto view = cache.view();
+  std::vector<float> scores() { return scores(cache.view()); }
+  template <class View>
+  std::vector<float> scores(const View& view) const {
     const ViewRef ref(view);
     Scratch scratch;
     std::vector<float> out(cache.seq_len());
@@ -154,6 +156,31 @@ TEST(EpiKVAttention, NonFiniteAttentionAddsNothing) {
   run.attention({nan, 0, 0}, 1, 1.0F);
   EXPECT_EQ(run.scores(), (std::vector<float>{1, 0.5F / 0.75F, 0}));
   EXPECT_EQ(run.policy.counters().non_finite, 4U);  // two layers, two heads
+}
+
+/// A view whose first layers hold no token in slot 0.
+struct WithoutTheFirst {
+  views::ContiguousView view;
+  std::size_t num_layers;
+  std::vector<std::uint8_t> valid = {0, 1, 1};
+
+  [[nodiscard]] CacheShape shape() const { return kShape; }
+  [[nodiscard]] Lane lane(std::size_t layer, std::size_t head) const {
+    Lane lane = view.lane(layer, head);
+    if (layer < num_layers)
+      lane.valid = valid;
+    return lane;
+  }
+};
+
+// Sums 1.7, .7, .6: the range is that of the slots that any layer holds.
+TEST(EpiKVAttention, ATokenOfAnyLayerCounts) {
+  Session run(options_of(16));
+  run.append(3);
+  run.hidden({0, 0, 0});
+  run.attention({1, 0, 0, .5F, .5F, 0, .2F, .2F, .6F}, 3, 1.0F);
+  EXPECT_NEAR(run.scores(WithoutTheFirst{run.cache.view(), 1})[1], .1 / 1.1, 1e-6);
+  EXPECT_NEAR(run.scores(WithoutTheFirst{run.cache.view(), 2})[1], 1.0, 1e-6);
 }
 
 TEST(EpiKVAttention, SumsFollowTheCache) {

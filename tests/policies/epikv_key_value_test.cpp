@@ -1,7 +1,7 @@
 #include "kvevict/policies/epikv_key_value.hpp"
 
 #include "kvevict/views/paged_view.hpp"
-#include "policies/epikv_cache.hpp"
+#include "support/epikv_cache.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 #include "kvevict/policies/epikv_segments.hpp"
 
-#include "policies/epikv_cache.hpp"
+#include "support/epikv_cache.hpp"
 
 #include <gtest/gtest.h>
 

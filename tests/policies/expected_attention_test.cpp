@@ -1,8 +1,8 @@
 #include "kvevict/policies/expected_attention.hpp"
 
-#include "policies/window_cache.hpp"
 #include "support/errors.hpp"
 #include "support/masks.hpp"
+#include "support/window_cache.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 #include "kvevict/policies/external_scores.hpp"
 
-#include "policies/row_session.hpp"
 #include "support/errors.hpp"
+#include "support/row_session.hpp"
 
 #include <gtest/gtest.h>
 
@@ -143,6 +143,35 @@ TEST(ExternalScores, AThresholdSaysHowManyStay) {
   EXPECT_FALSE(session.policy.should_evict());
 }
 
+// At least .4: four, two, none and one; lane 2 keeps its best all the same. The model has room for
+// four: one of each lane (.9 .5 .3 .95), or for six: .8 and .7 more.
+TEST(ExternalScores, WhatIsAboveAThresholdCompetes) {
+  ExternalScoresOptions options{.budget = Budget::total(4), .competition = Competition::kModel};
+  options.threshold = .4F;
+  auto session = scored<ExternalScores>(options, kModel, kScores);
+  ASSERT_TRUE(session.cut());
+  EXPECT_EQ(session.kept(0), (Positions{0}));
+  EXPECT_EQ(session.kept(1), (Positions{0}));
+  EXPECT_EQ(session.kept(2), (Positions{1}));
+  EXPECT_EQ(session.kept(3), (Positions{3}));
+  options.budget = Budget::total(6);
+  session = scored<ExternalScores>(options, kModel, kScores);
+  ASSERT_TRUE(session.cut());
+  EXPECT_EQ(session.kept(0), (Positions{0, 1, 2}));
+  EXPECT_EQ(session.kept(1), (Positions{0}));
+  EXPECT_EQ(session.kept(2), (Positions{1}));
+  EXPECT_EQ(session.kept(3), (Positions{3}));
+}
+
+// All are below: the best two stay and nothing is left to do.
+TEST(ExternalScores, AHeadKeepsItsBestHoweverLow) {
+  auto session = scored<ExternalScores>({.min_keep = 2, .threshold = 1}, kOneHead,
+                                        {{.1F, .4F, .2F, .4F, .3F}});
+  ASSERT_TRUE(session.cut());
+  EXPECT_EQ(session.kept(), (Positions{1, 3}));
+  EXPECT_FALSE(session.policy.should_evict());
+}
+
 // KVzap's rule: a token below the threshold goes once it has left the window.
 TEST(ExternalScores, AThresholdBehindARecentWindow) {
   RowSession<ExternalScores> session(
@@ -204,9 +233,9 @@ TEST(ExternalScores, AShareIsOfAllTokensSeen) {
 }
 
 TEST(ExternalScores, RefusesWhatCannotBe) {
-  EXPECT_TRUE(
-      refuses([] { ExternalScores({.competition = Competition::kModel, .threshold = 1}, kModel); },
-              {"ExternalScores", "threshold", "competition"}));
+  EXPECT_TRUE(refuses(
+      [] { ExternalScores({.threshold = std::numeric_limits<float>::quiet_NaN()}, kModel); },
+      {"ExternalScores", "threshold"}));
   EXPECT_TRUE(refuses(
       [] { ExternalScores({.unscored = std::numeric_limits<double>::quiet_NaN()}, kModel); },
       {"ExternalScores", "unscored"}));

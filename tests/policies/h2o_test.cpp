@@ -2,10 +2,10 @@
 
 #include "kvevict/option_text.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
-#include "policies/row_session.hpp"
 #include "support/errors.hpp"
 #include "support/layouts.hpp"
 #include "support/masks.hpp"
+#include "support/row_session.hpp"
 #include "support/test_engine.hpp"
 
 #include <gtest/gtest.h>

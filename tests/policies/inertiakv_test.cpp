@@ -1,10 +1,10 @@
 #include "kvevict/policies/inertiakv.hpp"
 
 #include "kvevict/option_text.hpp"
-#include "policies/row_session.hpp"
 #include "support/errors.hpp"
 #include "support/layouts.hpp"
 #include "support/masks.hpp"
+#include "support/row_session.hpp"
 #include "support/test_engine.hpp"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 #include "kvevict/policies/key_geometry.hpp"
 
-#include "policies/window_cache.hpp"
 #include "support/masks.hpp"
+#include "support/window_cache.hpp"
 
 #include <gtest/gtest.h>
 

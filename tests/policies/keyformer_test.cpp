@@ -1,8 +1,8 @@
 #include "kvevict/policies/keyformer.hpp"
 
-#include "policies/row_session.hpp"
 #include "support/errors.hpp"
 #include "support/random.hpp"
+#include "support/row_session.hpp"
 
 #include <gtest/gtest.h>
 

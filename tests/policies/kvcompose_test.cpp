@@ -1,6 +1,6 @@
 #include "kvevict/policies/kvcompose.hpp"
 
-#include "policies/row_session.hpp"
+#include "support/row_session.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
 #include "kvevict/policies/lazy_lanes.hpp"
 
-#include "policies/row_session.hpp"
-#include "policies/window_cache.hpp"
 #include "support/errors.hpp"
+#include "support/row_session.hpp"
+#include "support/window_cache.hpp"
 
 #include <gtest/gtest.h>
 

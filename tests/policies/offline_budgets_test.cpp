@@ -2,9 +2,9 @@
 
 #include "kvevict/option_text.hpp"
 #include "kvevict/policies/snapkv.hpp"
-#include "policies/window_cache.hpp"
 #include "support/errors.hpp"
 #include "support/random.hpp"
+#include "support/window_cache.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 #include "kvevict/policies/scissorhands.hpp"
 
-#include "policies/row_session.hpp"
 #include "support/errors.hpp"
+#include "support/row_session.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,9 +1,9 @@
 #include "kvevict/policies/snapkv.hpp"
 
 #include "kvevict/option_text.hpp"
-#include "policies/window_cache.hpp"
 #include "support/errors.hpp"
 #include "support/masks.hpp"
+#include "support/window_cache.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 #include "kvevict/policies/tova.hpp"
 
-#include "policies/row_session.hpp"
-#include "policies/window_cache.hpp"
+#include "support/row_session.hpp"
+#include "support/window_cache.hpp"
 
 #include <gtest/gtest.h>
 

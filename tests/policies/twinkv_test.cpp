@@ -2,10 +2,10 @@
 
 #include "kvevict/policies/adakv.hpp"
 #include "kvevict/policies/external_scores.hpp"
-#include "policies/window_cache.hpp"
 #include "support/errors.hpp"
 #include "support/masks.hpp"
 #include "support/random.hpp"
+#include "support/window_cache.hpp"
 
 #include <gtest/gtest.h>
 

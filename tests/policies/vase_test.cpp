@@ -1,10 +1,10 @@
 #include "kvevict/policies/vase.hpp"
 
-#include "policies/window_cache.hpp"
 #include "support/errors.hpp"
 #include "support/masks.hpp"
 #include "support/random.hpp"
 #include "support/test_engine.hpp"
+#include "support/window_cache.hpp"
 
 #include <gtest/gtest.h>
 

@@ -5,9 +5,9 @@
 #include "kvevict/scoring/pipeline.hpp"
 #include "kvevict/scoring/stages.hpp"
 #include "kvevict/selection/whole_chunks.hpp"
-#include "policies/row_session.hpp"
 #include "support/errors.hpp"
 #include "support/random.hpp"
+#include "support/row_session.hpp"
 
 #include <gtest/gtest.h>
 

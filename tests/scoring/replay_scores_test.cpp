@@ -1,8 +1,8 @@
 #include "kvevict/scoring/replay_scores.hpp"
 
-#include "policies/window_cache.hpp"
 #include "support/errors.hpp"
 #include "support/random.hpp"
+#include "support/window_cache.hpp"
 
 #include <gtest/gtest.h>
 

@@ -114,6 +114,18 @@ TEST(PoolSelection, WhatIsBelowTheThresholdGoes) {
   EXPECT_EQ(s.run({{.5F, .4F, kNaN, 2, 1}}), (Texts{"10011"}));
 }
 
+// Rule R15: the sink counts; .4 and .3 of lane 0, nothing of lane 1, whose .6 .5 and sink are
+// enough. Without any other the best of the NaN stay, lowest slot first.
+TEST(PoolSelection, ALaneKeepsItsBestBelowTheThreshold) {
+  Selection s(1, 2, MaskScope::kHead);
+  s.sequence.append(5);
+  s.allocation = {.budget = 5, .min_keep = 3, .threshold = .5F};
+  s.protection = {.num_sink_tokens = 1};
+  EXPECT_EQ(s.run({{0, .2F, .4F, .3F, kNaN}, {0, .1F, .6F, .4F, .5F}}), (Texts{"10110", "10101"}));
+  EXPECT_EQ(s.run({{0, kNaN, kNaN, kNaN, kNaN}, {0, .7F, .6F, .8F, .5F}}),
+            (Texts{"11100", "11111"}));
+}
+
 // .1 is protected; of the other lane nothing is left.
 TEST(PoolSelection, AThresholdSparesWhatIsProtected) {
   Selection s(1, 2, MaskScope::kHead);

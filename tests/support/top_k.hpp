@@ -1,6 +1,7 @@
 #ifndef KVEVICT_TESTS_SUPPORT_TOP_K_HPP_
 #define KVEVICT_TESTS_SUPPORT_TOP_K_HPP_
 
+#include "kvevict/core/sequence.hpp"
 #include "kvevict/selection/top_k.hpp"
 
 #include <algorithm>
@@ -46,14 +47,37 @@ struct Lane {
   std::vector<std::uint64_t> keep;
 };
 
+[[nodiscard]] inline std::vector<kvevict::ScoredLane> views_of(std::vector<Lane>& lanes) {
+  std::vector<kvevict::ScoredLane> views;
+  for (std::size_t l = 0; l < lanes.size(); ++l)
+    views.push_back({l, lanes[l].scores, lanes[l].candidates, lanes[l].keep});
+  return views;
+}
+
 /// Selects in all lanes together.
 inline void select(std::vector<Lane>& lanes, std::size_t quota) {
-  std::vector<kvevict::ScoredLane> views;
-  for (std::size_t l = 0; l < lanes.size(); ++l) {
-    views.push_back({l, lanes[l].scores, lanes[l].candidates, lanes[l].keep});
-  }
+  std::vector<kvevict::ScoredLane> views = views_of(lanes);
   kvevict::select_top_k(views, quota);
 }
+
+/// Slots that each lane keeps by selection.choose(lanes, quota, inputs..).
+template <class Selection, class... Inputs>
+[[nodiscard]] std::vector<std::vector<std::size_t>> chosen(const Selection& selection,
+                                                           std::size_t quota,
+                                                           std::vector<Lane> lanes,
+                                                           const Inputs&... inputs) {
+  std::vector<kvevict::ScoredLane> views = views_of(lanes);
+  selection.choose(views, quota, inputs...);
+  std::vector<std::vector<std::size_t>> kept;
+  for (const Lane& lane : lanes)
+    kept.push_back(lane.kept());
+  return kept;
+}
+
+/// What selections look at that go by positions.
+struct SequenceInput {
+  const kvevict::Sequence& sequence;
+};
 
 /// The definition, as a sort: R3 and R4 word by word. Returns (lane, slot) in order of preference.
 inline std::vector<std::pair<std::size_t, std::size_t>> by_preference(

@@ -2,9 +2,9 @@
 #include "kvevict/temporal/scores_over_steps.hpp"
 
 #include "kvevict/policies/aggregated.hpp"
-#include "policies/window_cache.hpp"
 #include "support/errors.hpp"
 #include "support/masks.hpp"
+#include "support/window_cache.hpp"
 
 #include <gtest/gtest.h>
 

@@ -33,13 +33,14 @@ enum class Competition : std::uint8_t {
 struct Allocation {
   Budget budget = 0;
   Competition competition = Competition::kLane;
-  std::size_t min_keep = 1;  ///< entries that each lane of a pool keeps at least, protected ones
-                             ///< counted (rule R15)
+  std::size_t min_keep = 1;  ///< entries that each lane keeps at least where several share a pool
+                             ///< or there is a threshold, protected ones counted (rule R15)
   bool protected_extra = false;  ///< protected entries come on top of the budget
   std::size_t headroom = 0;  ///< entries per lane by which a cut goes below the budget, so that the
                              ///< next one is so many steps away
   /// Candidates that score less go even where the budget has room for them, and so do those without
-  /// a number for a score; the scores are those before anything that looks at all lanes.
+  /// a number for a score, but for the best min_keep of a lane; the scores are those before
+  /// anything that looks at all lanes.
   float threshold = -std::numeric_limits<float>::infinity();
   /// [num_lanes] tokens that each lane may keep, in the place of `budget`, which then only says
   /// what they were made of. Borrowed until the next call on the policy.

@@ -19,12 +19,6 @@
 KVEVICT_NAMESPACE_BEGIN
 namespace detail {
 
-/// Padding of the first prompt that a lane still holds.
-[[nodiscard]] inline std::size_t padding_left(const Sequence& sequence, std::size_t lane) noexcept {
-  const std::size_t gone = sequence.length() - sequence.seq_len(lane) - sequence.num_evicted(lane);
-  return sequence.first_prompt_padding() - std::min(sequence.first_prompt_padding(), gone);
-}
-
 /// Tokens that a budget is for: all so far, or those of prompts, evicted ones included, padding
 /// not.
 [[nodiscard]] inline std::size_t tokens_so_far(const Sequence& sequence,

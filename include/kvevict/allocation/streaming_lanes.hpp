@@ -92,7 +92,7 @@ class LazyLayers {
     const std::size_t prompt_end =
         sequence.slots_before(layer, static_cast<std::size_t>(sequence.prompt().last));
     const std::size_t end = prompt_end - std::min(prompt_end, num_last_);
-    const std::size_t first = std::min(detail::padding_left(sequence, layer), end);
+    const std::size_t first = std::min(sequence.padding_left(layer), end);
     const std::size_t initial_end = std::min(end, first + num_initial_);
     const std::size_t recent = std::max(initial_end, end - std::min(end, num_recent_));
     double sum = 0.0;

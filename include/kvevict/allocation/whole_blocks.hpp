@@ -52,7 +52,7 @@ struct WholeBlocks {
  private:
   // All lanes lose equally many.
   [[nodiscard]] static std::size_t num_tokens(const Sequence& sequence) noexcept {
-    return sequence.seq_len(0) - detail::padding_left(sequence, 0);
+    return sequence.seq_len(0) - sequence.padding_left(0);
   }
 };
 

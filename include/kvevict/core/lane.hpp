@@ -78,6 +78,10 @@ struct BasicLane {
   BasicRows<Byte> values;   ///< [seq_len, value_dim]; absent in latent-attention caches
   /// [seq_len], 0 = padding or out of window; empty = all valid (rule R9).
   std::span<const std::uint8_t> valid;
+
+  [[nodiscard]] constexpr bool has_token(std::size_t slot) const noexcept {
+    return valid.empty() || valid[slot] != 0;
+  }
 };
 
 using Lane = BasicLane<const std::byte>;
@@ -120,6 +124,18 @@ class ViewRef {
   CacheShape (*shape_)(const void*);
   Lane (*lane_)(const void*, std::size_t, std::size_t);
 };
+
+/// Whether any layer and KV head holds a token in `slot`: what a mask that is for all goes by.
+[[nodiscard]] inline bool any_has_token(const ViewRef& view, std::size_t slot) {
+  const CacheShape shape = view.shape();
+  for (std::size_t layer = 0; layer < shape.num_layers; ++layer) {
+    for (std::size_t head = 0; head < shape.num_kv_heads; ++head) {
+      if (view.lane(layer, head).has_token(slot))
+        return true;
+    }
+  }
+  return false;
+}
 
 /// A ViewRef of any view; of a ViewRef, itself.
 template <KvCacheView View>

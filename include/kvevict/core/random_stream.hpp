@@ -2,7 +2,6 @@
 #define KVEVICT_CORE_RANDOM_STREAM_HPP_
 
 #include "kvevict/config.hpp"
-#include "kvevict/core/counter_random.hpp"
 #include "kvevict/core/sequence.hpp"
 
 #include <cmath>
@@ -10,6 +9,19 @@
 #include <cstdint>
 
 KVEVICT_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// A number for a counter, the finaliser of SplitMix64 (Steele, Lea, Flood 2014): the same on every
+/// standard library.
+[[nodiscard]] constexpr std::uint64_t mix_bits(std::uint64_t x) noexcept {
+  x += 0x9E3779B97F4A7C15U;
+  x = (x ^ x >> 30U) * 0xBF58476D1CE4E5B9U;
+  x = (x ^ x >> 27U) * 0x94D049BB133111EBU;
+  return x ^ x >> 31U;
+}
+
+}  // namespace detail
 
 /// Random numbers for the tokens of a sequence. A number comes from a counter (seed, sequence,
 /// lane, firing, position), not from a running generator: it does not depend on the order of calls,

@@ -188,6 +188,10 @@ class Sequence {
   [[nodiscard]] std::size_t num_firings() const noexcept { return num_firings_; }
   /// Padding in the first prompt, known once it is complete.
   [[nodiscard]] std::size_t first_prompt_padding() const noexcept { return first_prompt_padding_; }
+  /// How much of it `lane` still holds.
+  [[nodiscard]] std::size_t padding_left(std::size_t lane) const noexcept {
+    return first_prompt_padding_ - std::min(first_prompt_padding_, lanes_[lane].evicted_padding);
+  }
   [[nodiscard]] Position position(std::size_t lane, std::size_t slot) const noexcept {
     return lanes_[lane].evicted ? lanes_[lane].positions[slot] : to_position(slot);
   }

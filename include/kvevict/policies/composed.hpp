@@ -16,6 +16,7 @@
 #include "kvevict/scoring/attention_rows.hpp"
 #include "kvevict/scoring/pipeline.hpp"
 #include "kvevict/scoring/score_input.hpp"
+#include "kvevict/selection/pool_selection.hpp"
 
 #include <algorithm>
 #include <array>
@@ -44,7 +45,6 @@ KVEVICT_NAMESPACE_BEGIN
 ///   scored_layer(options, layer)   the layer whose scores `layer` takes, itself or one before it:
 ///                                  only such layers are observed
 ///   added_inputs(options)          what is read beside what the parts say
-///   signal_is_score(options)       false where stages stand behind a signal that knows its scores
 ///   visit_options(options, visit)  the options by name; needed by make_policy alone
 ///   kNeedsArtefact                 true: see Policy
 template <class R>
@@ -313,15 +313,13 @@ class Composed {
   }
   [[nodiscard]] bool below_threshold(const Sequence& sequence) const noexcept {
     const Allocation given = allocation(sequence);
-    if constexpr (requires { R::signal_is_score(options_); }) {
-      if (!R::signal_is_score(options_))
-        return given.has_threshold();
-    }
-    if constexpr (requires {
-                    pipeline_.signal().any_below(sequence, given.threshold, protection(sequence));
-                  }) {
+    if constexpr (requires { pipeline_.score_of(0, 0); }) {
+      const auto score_of = [this](std::size_t lane, std::size_t slot) {
+        return pipeline_.score_of(lane, slot);
+      };
       return given.has_threshold() &&
-             pipeline_.signal().any_below(sequence, given.threshold, protection(sequence));
+             (!pipeline_.signal_is_score() ||
+              detail::any_below_threshold(sequence, given, protection(sequence), score_of));
     } else {
       return given.has_threshold();  // no score is known before a selection
     }

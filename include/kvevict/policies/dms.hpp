@@ -35,7 +35,8 @@ struct DMSOptions : Base::Options {
 ///   evict i  if  s_i < threshold, s_i the score of the step that brought it.
 ///
 /// How much stays is up to the text and differs from head to head. A budget, where one is given, is
-/// kept to besides: the lowest scores go first.
+/// kept to besides: the lowest scores go first. The best token of a head stays however low it is
+/// (rule R15), which only shows without a window.
 ///
 /// The paper learns the decision, which needs a model that was trained for it; this is its
 /// eviction with any scores, as kvpress' DMSPress. Tokens of one step, a whole prompt too, are

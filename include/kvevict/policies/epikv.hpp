@@ -72,7 +72,7 @@ struct EpiKVOptions {
 /// older token. A rollback of more than max_rollback tokens leaves shorter windows and a first
 /// difference of 0.
 template <class Variant>
-class EpiKVMethod {
+class EpiKVMethod : public detail::EpiKVRules {
  public:
   using Options = EpiKVOptions<Variant>;
   static constexpr std::string_view kName = Variant::kName;
@@ -80,20 +80,11 @@ class EpiKVMethod {
   static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
 
   EpiKVMethod(const Options& options, const CacheShape& shape)
-      : budget_(detail::epikv_budget(kName, options.budget, shape)),
-        recency_(detail::epikv_recency(options.recent_window, budget_)),
+      : EpiKVRules(kName, shape, options.budget, options.recent_window),
         hidden_(shape, bands(options, shape), Variant::kStatistic,
                 detail::epikv_window(kName, options.window, options.max_rollback),
                 options.max_rollback) {}
 
-  [[nodiscard]] MaskScope scope() const noexcept { return MaskScope::kModel; }
-  [[nodiscard]] Trigger trigger() const noexcept { return Trigger::kDecodeSteps; }
-  [[nodiscard]] Protection protection(const Sequence& /*sequence*/) const noexcept {
-    return {.recent_window = recency_, .prompt = true};
-  }
-  [[nodiscard]] Allocation allocation(const Sequence& /*sequence*/) const noexcept {
-    return {.budget = budget_};
-  }
   [[nodiscard]] auto state() noexcept { return std::tie(hidden_); }
 
   [[nodiscard]] bool wants_hidden(std::size_t layer) const noexcept { return hidden_.wants(layer); }
@@ -112,7 +103,7 @@ class EpiKVMethod {
   /// The same decisions in O(log K) a token, for engines that put the next token where the evicted
   /// one was. The policy then only scores, without should_evict, select and apply: push the newest
   /// of scores() for every decoded token.
-  [[nodiscard]] StreamingTopK streaming() const { return {budget_, recency_}; }
+  [[nodiscard]] StreamingTopK streaming() const { return {budget(), recency()}; }
 
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
@@ -137,8 +128,6 @@ class EpiKVMethod {
              -options.weight_b}};
   }
 
-  std::size_t budget_;
-  std::size_t recency_;
   HiddenTrend hidden_;
 };
 

@@ -36,7 +36,7 @@ struct EpiKVAttentionOptions {
 /// attention summed over the queries of decoded tokens, mean over layers and query heads; z frozen
 /// at birth, of band A alone; both scaled to [0, 1] over the decoded tokens that are in the cache
 /// now, recent ones included. A range of zero gives 0.
-class EpiKVAttentionMethod {
+class EpiKVAttentionMethod : public detail::EpiKVRules {
  public:
   using Options = EpiKVAttentionOptions;
   static constexpr std::string_view kName = "EpiKVAttention";
@@ -44,28 +44,16 @@ class EpiKVAttentionMethod {
   static constexpr AttentionUse kAttentionUse = AttentionUse::kLastRow;
 
   EpiKVAttentionMethod(const Options& options, const CacheShape& shape)
-      : options_(options),
+      : EpiKVRules(kName, shape, options.budget, options.recent_window, options.num_sink_tokens),
+        hidden_weight_(options.hidden_weight),
         hidden_(shape,
                 {{detail::epikv_layers(kName, "layers", options.layers, kEpiKVLayerA, kEpiKVLayerA,
                                        shape.num_layers)}},
                 BandStatistic::kZScore,
                 detail::epikv_window(kName, options.window, options.max_rollback),
                 options.max_rollback),
-        attention_(shape, RowReduce::kSum, HeadReduce::kGroupMean) {
-    options_.recent_window = detail::epikv_recency(
-        options.recent_window, detail::epikv_budget(kName, options.budget, shape));
-  }
+        attention_(shape, RowReduce::kSum, HeadReduce::kGroupMean) {}
 
-  [[nodiscard]] MaskScope scope() const noexcept { return MaskScope::kModel; }
-  [[nodiscard]] Trigger trigger() const noexcept { return Trigger::kDecodeSteps; }
-  [[nodiscard]] Protection protection(const Sequence& /*sequence*/) const noexcept {
-    return {.num_sink_tokens = options_.num_sink_tokens,
-            .recent_window = options_.recent_window,
-            .prompt = true};
-  }
-  [[nodiscard]] Allocation allocation(const Sequence& /*sequence*/) const noexcept {
-    return {.budget = options_.budget};
-  }
   [[nodiscard]] auto state() noexcept { return std::tie(hidden_, attention_); }
 
   [[nodiscard]] bool wants_hidden(std::size_t layer) const noexcept { return hidden_.wants(layer); }
@@ -86,16 +74,16 @@ class EpiKVAttentionMethod {
     const std::span<float> attention = input.scratch.floats(0, out.size());
     attention_.mean(MaskScope::kModel, lane, input.kernel, attention);
     const std::span<const float> hidden = hidden_.scores();
-    const std::span<const std::uint8_t> valid = input.view.lane(0, 0).valid;
+    const bool all_valid = input.view.lane(0, 0).valid.empty();
     MinMax attention_range;
     MinMax hidden_range;
     for_each_decoded_slot(input.sequence, lane, [&](std::size_t slot) {
-      if (!valid.empty() && valid[slot] == 0)
+      if (!all_valid && !any_has_token(input.view, slot))
         return;
       attention_range.add(attention[slot]);
       hidden_range.add(hidden[slot]);
     });
-    const auto weight = static_cast<float>(options_.hidden_weight);
+    const auto weight = static_cast<float>(hidden_weight_);
     for (std::size_t slot = 0; slot < out.size(); ++slot) {
       out[slot] =
           attention_range.scaled(attention[slot]) + weight * hidden_range.scaled(hidden[slot]);
@@ -114,7 +102,7 @@ class EpiKVAttentionMethod {
   }
 
  private:
-  Options options_;
+  double hidden_weight_;
   HiddenTrend hidden_;
   AttentionColumns attention_;
 };

@@ -40,7 +40,7 @@ struct EpiKVKeyValueOptions {
 /// Call observe_cache once per decode step. A variance that is not finite enters no mean and its
 /// token scores 0.
 template <KvPart kPart>
-class EpiKVKeyValueMethod {
+class EpiKVKeyValueMethod : public detail::EpiKVRules {
  public:
   using Options = EpiKVKeyValueOptions;
   static constexpr std::string_view kName = kPart == KvPart::kKeys ? "EpiKVKey" : "EpiKVValue";
@@ -49,20 +49,11 @@ class EpiKVKeyValueMethod {
   static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
 
   EpiKVKeyValueMethod(const Options& options, const CacheShape& shape)
-      : budget_(detail::epikv_budget(kName, options.budget, shape)),
-        recency_(detail::epikv_recency(options.recent_window, budget_)),
+      : EpiKVRules(kName, shape, options.budget, options.recent_window),
         window_(detail::epikv_window(kName, options.window, options.max_rollback),
                 options.max_rollback),
         scores_(shape) {}
 
-  [[nodiscard]] MaskScope scope() const noexcept { return MaskScope::kModel; }
-  [[nodiscard]] Trigger trigger() const noexcept { return Trigger::kDecodeSteps; }
-  [[nodiscard]] Protection protection(const Sequence& /*sequence*/) const noexcept {
-    return {.recent_window = recency_, .prompt = true};
-  }
-  [[nodiscard]] Allocation allocation(const Sequence& /*sequence*/) const noexcept {
-    return {.budget = budget_};
-  }
   [[nodiscard]] auto state() noexcept { return std::tie(window_, scores_); }
 
   std::size_t observe_cache(const ScoreInput& input) {
@@ -93,7 +84,7 @@ class EpiKVKeyValueMethod {
   /// The same decisions in O(log K) a token, as for EpiKV. The view of such an engine maps slots to
   /// memory token by token, evicted ones too (PagedView with pages of one slot); only the newest
   /// are read.
-  [[nodiscard]] StreamingTopK streaming() const { return {budget_, recency_}; }
+  [[nodiscard]] StreamingTopK streaming() const { return {budget(), recency()}; }
 
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
@@ -104,8 +95,6 @@ class EpiKVKeyValueMethod {
   }
 
  private:
-  std::size_t budget_;
-  std::size_t recency_;
   RollingWindow window_;
   FrozenScores scores_;
   std::vector<float> step_scores_;

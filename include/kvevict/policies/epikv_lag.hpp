@@ -4,6 +4,7 @@
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/error.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/policies/epikv_rules.hpp"
 #include "kvevict/policies/policy.hpp"
 #include "kvevict/scoring/kv_part.hpp"
@@ -37,7 +38,7 @@ struct EpiKVLagOptions {
 ///
 /// Recomputed, a step costs O(layers * kv_heads * K * head_dim); frozen, a few chunks.
 template <bool kWithValues>
-class EpiKVLagMethod {
+class EpiKVLagMethod : public detail::EpiKVRules {
  public:
   using Options = EpiKVLagOptions;
   static constexpr std::string_view kName = kWithValues ? "EpiKVLag" : "EpiKVLagKey";
@@ -46,20 +47,12 @@ class EpiKVLagMethod {
   static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
 
   EpiKVLagMethod(const Options& options, const CacheShape& shape)
-      : options_(options), frozen_(shape) {
-    options_.recent_window = detail::epikv_recency(
-        options.recent_window, detail::epikv_budget(kName, options.budget, shape));
+      : EpiKVRules(kName, shape, options.budget, options.recent_window),
+        options_(options),
+        frozen_(shape) {
     detail::require(options.chunk_len > 0, kName, "chunk_len", options.chunk_len, "must be > 0");
   }
 
-  [[nodiscard]] MaskScope scope() const noexcept { return MaskScope::kModel; }
-  [[nodiscard]] Trigger trigger() const noexcept { return Trigger::kDecodeSteps; }
-  [[nodiscard]] Protection protection(const Sequence& /*sequence*/) const noexcept {
-    return {.recent_window = options_.recent_window, .prompt = true};
-  }
-  [[nodiscard]] Allocation allocation(const Sequence& /*sequence*/) const noexcept {
-    return {.budget = options_.budget};
-  }
   [[nodiscard]] auto state() noexcept { return std::tie(frozen_); }
 
   void score(const ScoreInput& input, std::size_t lane, std::span<float> out) const {

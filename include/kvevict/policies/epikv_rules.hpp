@@ -1,10 +1,15 @@
 #ifndef KVEVICT_POLICIES_EPIKV_RULES_HPP_
 #define KVEVICT_POLICIES_EPIKV_RULES_HPP_
 
+#include "kvevict/allocation/allocation.hpp"
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/error.hpp"
+#include "kvevict/core/protection.hpp"
+#include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/core/types.hpp"
+#include "kvevict/policies/policy.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -45,6 +50,35 @@ namespace detail {
                                                   std::size_t budget) noexcept {
   return recent_window == kEpiKVRecency ? std::min<std::size_t>(128, budget / 4) : recent_window;
 }
+
+/// One keep-set, cut after decode steps to the prompt, sinks, the newest tokens and the best.
+class EpiKVRules {
+ public:
+  [[nodiscard]] static MaskScope scope() noexcept { return MaskScope::kModel; }
+  [[nodiscard]] static Trigger trigger() noexcept { return Trigger::kDecodeSteps; }
+  [[nodiscard]] Protection protection(const Sequence& /*sequence*/) const noexcept {
+    return {.num_sink_tokens = num_sink_tokens_, .recent_window = recency_, .prompt = true};
+  }
+  [[nodiscard]] Allocation allocation(const Sequence& /*sequence*/) const noexcept {
+    return {.budget = budget_};
+  }
+
+ protected:
+  /// Throws InvalidArgument, naming `where`.
+  EpiKVRules(std::string_view where, const CacheShape& shape, const Budget& budget,
+             std::size_t recent_window, std::size_t num_sink_tokens = 0)
+      : budget_(epikv_budget(where, budget, shape)),
+        recency_(epikv_recency(recent_window, budget_)),
+        num_sink_tokens_(num_sink_tokens) {}
+
+  [[nodiscard]] std::size_t budget() const noexcept { return budget_; }
+  [[nodiscard]] std::size_t recency() const noexcept { return recency_; }
+
+ private:
+  std::size_t budget_;  // K, in tokens
+  std::size_t recency_;
+  std::size_t num_sink_tokens_;
+};
 
 /// `given`, checked, or blocks [first, last] of the paper's 32 at the same share of the depth:
 /// block l becomes round(l L / 32), half up. Other depths were not validated by the authors. Below

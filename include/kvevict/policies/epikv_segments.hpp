@@ -4,6 +4,7 @@
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/error.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/policies/epikv_rules.hpp"
 #include "kvevict/policies/policy.hpp"
 #include "kvevict/scoring/kv_part.hpp"
@@ -113,7 +114,7 @@ struct EpiKVSegmentOptions {
 /// Left open by the paper: segments are counted from the oldest evictable token of the cache as
 /// it is now, the last one is short; thirds go by rank (SegmentCaps), not by quantile.
 template <class Importance>
-class EpiKVSegmentsMethod {
+class EpiKVSegmentsMethod : public detail::EpiKVRules {
  public:
   using Options = EpiKVSegmentOptions;
   static constexpr std::string_view kName = Importance::kName;
@@ -121,8 +122,7 @@ class EpiKVSegmentsMethod {
   static constexpr AttentionUse kAttentionUse = Importance::kAttentionUse;
 
   EpiKVSegmentsMethod(const Options& options, const CacheShape& shape)
-      : budget_(detail::epikv_budget(kName, options.budget, shape)),
-        recency_(detail::epikv_recency(options.recent_window, budget_)),
+      : EpiKVRules(kName, shape, options.budget, options.recent_window),
         caps_{options.segment_len, {options.cap_high, options.cap_middle, options.cap_low}},
         hidden_(shape,
                 {{detail::epikv_layers(kName, "layers_a", options.layers_a, kEpiKVLayerA,
@@ -138,14 +138,6 @@ class EpiKVSegmentsMethod {
                     "must be > 0");
   }
 
-  [[nodiscard]] MaskScope scope() const noexcept { return MaskScope::kModel; }
-  [[nodiscard]] Trigger trigger() const noexcept { return Trigger::kDecodeSteps; }
-  [[nodiscard]] Protection protection(const Sequence& /*sequence*/) const noexcept {
-    return {.recent_window = recency_, .prompt = true};
-  }
-  [[nodiscard]] Allocation allocation(const Sequence& /*sequence*/) const noexcept {
-    return {.budget = budget_};
-  }
   [[nodiscard]] auto state() noexcept {
     return std::tuple_cat(std::tie(hidden_), importance_.state());
   }
@@ -158,7 +150,7 @@ class EpiKVSegmentsMethod {
   /// The newest row, and that only in a step that cuts.
   [[nodiscard]] std::size_t wanted_rows(const Sequence& sequence,
                                         std::size_t layer) const noexcept {
-    const bool cuts = decoded_in_step(sequence) > 0 && sequence.seq_len(0) > budget_;
+    const bool cuts = decoded_in_step(sequence) > 0 && sequence.seq_len(0) > budget();
     return cuts && importance_.wants_layer(layer) ? 1 : 0;
   }
   std::size_t observe_rows(const GroupRows& rows, const Sequence& /*sequence*/,
@@ -173,7 +165,7 @@ class EpiKVSegmentsMethod {
   void normalise(std::span<ScoredLane> lanes, const ScoreInput& input) const {
     const std::size_t held = detail::count_bits(lanes[0].keep);
     segments_.run(
-        caps_, budget_ > held ? budget_ - held : 0, lanes[0],
+        caps_, budget() > held ? budget() - held : 0, lanes[0],
         [&](std::span<const std::uint32_t> slots) { return importance_.importance(input, slots); });
   }
 
@@ -192,8 +184,6 @@ class EpiKVSegmentsMethod {
   }
 
  private:
-  std::size_t budget_;
-  std::size_t recency_;
   SegmentCapOptions caps_;
   HiddenTrend hidden_;
   Importance importance_;

@@ -2,7 +2,6 @@
 #define KVEVICT_POLICIES_EXTERNAL_SCORES_HPP_
 
 #include "kvevict/allocation/allocation.hpp"
-#include "kvevict/allocation/score_threshold.hpp"
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/error.hpp"
@@ -12,6 +11,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <string_view>
 
 KVEVICT_NAMESPACE_BEGIN
@@ -23,7 +23,7 @@ struct ExternalScoresOptions {
   Competition competition = Competition::kLane;  ///< who shares a budget: uniform, layer, model
   std::size_t min_keep = 1;  ///< of each KV head where several share a budget, or a threshold
   /// Of scores: what lies below goes even where the budget has room. The default is none.
-  double threshold = ScoreThreshold::kNone;
+  float threshold = -std::numeric_limits<float>::infinity();
   double unscored = 0;               ///< score of a token until it is given one
   std::size_t num_sink_tokens = 0;   ///< first tokens that always stay
   std::size_t recent_window = 0;     ///< newest tokens that always stay
@@ -38,7 +38,8 @@ struct ExternalScoresOptions {
 ///
 /// With a threshold what scores less goes, whatever the budget has room for (KVzap, arXiv
 /// 2601.07891: about -4 or -7 with a recent window of 128); a score equal to it stays, as in
-/// kvpress. The budget caps each KV head then, and nobody shares it. `unscored` has to lie on the
+/// kvpress. What is left competes for the budget, and a head keeps its best min_keep however
+/// low they are, which KVzap does not promise. `unscored` has to lie on the
 /// right side of the threshold for tokens that nobody scored.
 struct ExternalScoresRecipe : CutsByCacheScore {
   using Options = ExternalScoresOptions;
@@ -49,19 +50,15 @@ struct ExternalScoresRecipe : CutsByCacheScore {
                     "must be a number");
     detail::require(std::isfinite(options.unscored), kName, "unscored", options.unscored,
                     "must be finite");
-    detail::require(
-        options.threshold == ScoreThreshold::kNone || options.competition == Competition::kLane,
-        kName, "threshold", options.threshold, "goes with competition = lane alone");
   }
   static auto pipeline(const Options& options, const CacheShape& shape) {
     return Pipeline(GivenScores(shape, static_cast<float>(options.unscored)));
   }
-  static auto allocator(const Options& options, const CacheShape& shape) {
-    return ScoreThreshold(shape,
-                          {.budget = options.budget,
-                           .competition = options.competition,
-                           .min_keep = options.min_keep},
-                          options.threshold, protection(options));
+  static Allocation allocation(const Options& options) noexcept {
+    return {.budget = options.budget,
+            .competition = options.competition,
+            .min_keep = options.min_keep,
+            .threshold = options.threshold};
   }
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {

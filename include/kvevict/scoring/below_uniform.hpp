@@ -2,15 +2,13 @@
 #define KVEVICT_SCORING_BELOW_UNIFORM_HPP_
 
 #include "kvevict/config.hpp"
-#include "kvevict/core/error.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/core/types.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/scoring/attention_rows.hpp"
 #include "kvevict/scoring/lane_scores.hpp"
-#include "kvevict/scoring/observation_window.hpp"
+#include "kvevict/scoring/recent_row_signal.hpp"
 #include "kvevict/scoring/score_input.hpp"
 
 #include <algorithm>
@@ -18,7 +16,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
-#include <tuple>
 #include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
@@ -116,22 +113,12 @@ class RowBits {
 /// attention, mean over the group < 1 / (tokens that the row saw): [1 per KV head, seq_len]. Rows
 /// from before a lane's last eviction do not count, nor those from before the token. Padding counts
 /// among the tokens that a row saw.
-class BelowUniformCount {
+class BelowUniformCount : public RecentRowSignal<RowBits> {
  public:
-  static constexpr Inputs kRequiredInputs = Inputs::kAttention;
-  static constexpr AttentionUse kAttentionUse = AttentionUse::kLastRow;
-
   /// Throws InvalidArgument, naming `where`, for a history of 0.
   BelowUniformCount(std::string_view where, const CacheShape& shape, std::size_t history)
-      : below_((detail::require(history > 0, where, "history", history, "must be > 0"),
-                RowBits(shape, history))) {}
+      : RecentRowSignal(where, "history", shape, history) {}
 
-  [[nodiscard]] auto state() noexcept { return std::tie(below_); }
-
-  [[nodiscard]] std::size_t wanted_rows(const Sequence& sequence,
-                                        std::size_t /*layer*/) const noexcept {
-    return recent_rows_wanted(sequence, below_.window());
-  }
   std::size_t observe_rows(const GroupRows& rows, const Sequence& /*sequence*/,
                            const kernels::KernelSet& kernel) {
     std::size_t non_finite = 0;
@@ -143,8 +130,8 @@ class BelowUniformCount {
                                  visible, mean_.data());
       }
       const float even = 1.0F / static_cast<float>(visible);
-      below_.set(rows.layer, rows.kv_head, rows.first_position + r, visible,
-                 [&](std::size_t slot) { return mean_[slot] < even; });
+      rows_.set(rows.layer, rows.kv_head, rows.first_position + r, visible,
+                [&](std::size_t slot) { return mean_[slot] < even; });
     }
     return non_finite;
   }
@@ -153,13 +140,12 @@ class BelowUniformCount {
     for (std::size_t head = 0; head < scores.num_heads(); ++head) {
       for (std::size_t slot = 0; slot < scores.count(); ++slot) {
         scores.array(head)[slot] =
-            -static_cast<float>(below_.count(scores.layer(head), scores.kv_head(head), slot));
+            -static_cast<float>(rows_.count(scores.layer(head), scores.kv_head(head), slot));
       }
     }
   }
 
  private:
-  RowBits below_;
   std::vector<float> mean_;
 };
 

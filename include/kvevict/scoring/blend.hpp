@@ -71,7 +71,7 @@ struct BlendWithLeverage {
       leverage.apply(input, cache, lanes[i].lane, shape.first_head(MaskScope::kHead, lanes[i].lane),
                      first, leverages.subspan(start + first, last - first));
       for (std::size_t slot = first; slot < last; ++slot) {
-        if (!cache.valid.empty() && cache.valid[slot] == 0)
+        if (!cache.has_token(slot))
           continue;
         of_scores.add(lanes[i].scores[slot]);
         of_leverages.add(leverages[start + slot]);

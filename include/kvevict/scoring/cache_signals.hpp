@@ -108,7 +108,7 @@ inline void inverse_norms(const Lane& lane, std::size_t dim, const kernels::Kern
   row_norms(lane.keys, dim, 0, inverse.size(), kernel, gathered, inverse);
   for (std::size_t slot = 0; slot < inverse.size(); ++slot) {
     const float norm = inverse[slot];
-    const bool usable = lane.valid.empty() || lane.valid[slot] != 0;
+    const bool usable = lane.has_token(slot);
     inverse[slot] = !usable || norm == 0.0F ? 0.0F
                     : std::isfinite(norm)   ? 1.0F / norm
                                             : std::numeric_limits<float>::quiet_NaN();

@@ -87,7 +87,7 @@ class ChunkAttention {
       const std::size_t slot = lane.seq_len - behind;
       const std::size_t left = sequence.pending_prompt() + behind;  // of the prompt, this one too
       Layer& open = pending_.layers[layer];
-      const bool valid = lane.valid.empty() || lane.valid[slot] != 0;
+      const bool valid = lane.has_token(slot);
       const bool is_sink = open.tokens < options_.num_sink_tokens;
       open.tokens += valid ? 1 : 0;
       if (valid && !is_sink && left > options_.num_last_tokens) {
@@ -180,7 +180,7 @@ class ChunkAttention {
                       const kernels::KernelSet& kernel, float weight, float* column) {
     std::size_t non_finite = 0;
     for (std::size_t i = 0; i < logits_.size(); ++i) {
-      if (!lane.valid.empty() && lane.valid[first + i] == 0) {
+      if (!lane.has_token(first + i)) {
         logits_[i] = -std::numeric_limits<float>::infinity();
       } else if (!std::isfinite(logits_[i])) {
         ++non_finite;

@@ -75,7 +75,7 @@ class CurScores {
     row_norms(rows_of(lane, part), dim_of(input.sequence.shape(), part), 0, out.size(),
               input.kernel, input.scratch.vector(LaneScores::kFirstFree), out);
     for (std::size_t slot = 0; slot < out.size(); ++slot) {
-      const bool usable = lane.valid.empty() || lane.valid[slot] != 0;
+      const bool usable = lane.has_token(slot);
       out[slot] = usable ? out[slot] * out[slot] : 0.0F;
     }
     for (std::size_t first = 0; block_len_ > 0 && first < out.size();) {

@@ -10,6 +10,7 @@
 #include "kvevict/scoring/future_queries.hpp"
 #include "kvevict/scoring/future_query_signal.hpp"
 #include "kvevict/scoring/lane_scores.hpp"
+#include "kvevict/scoring/logit_row.hpp"
 #include "kvevict/scoring/projected_norms.hpp"
 #include "kvevict/scoring/row_blocks.hpp"
 #include "kvevict/scoring/score_input.hpp"
@@ -65,7 +66,8 @@ class ExpectedAttentionRows : public FutureQuerySignal<kGiven> {
           for (std::size_t i = 0; i < logits.size(); ++i)
             logits[i] += 0.5F * scale * scale * norms[i] * norms[i];
         }
-        const double sum = Base::exponentials(input, scores, lane, logits);
+        const double sum =
+            take_exponentials(lane, scores.first(), scores.seq_len(), input.kernel, logits);
         if (sum > 0.0)
           input.kernel.scale(static_cast<float>(1.0 / sum), logits.size(), logits.data());
       }
@@ -106,7 +108,8 @@ class CapacityGain : public FutureQuerySignal<kGiven> {
         const std::span<float> weights = scores.array(head * group + g);
         cosines(input, scores, head, means.subspan(g * dim, dim), weights);
         input.kernel.scale(tau_, weights.size(), weights.data());
-        Base::exponentials(input, scores, scores.cache(head), weights);
+        take_exponentials(scores.cache(head), scores.first(), scores.seq_len(), input.kernel,
+                          weights);
         times_gain(input, scores, head, weights);
       }
     }
@@ -137,7 +140,7 @@ class CapacityGain : public FutureQuerySignal<kGiven> {
     for_each_row(
         lane.values, dim, scores.first(), last, input.kernel, input.scratch.vector(Base::kGathered),
         input.scratch.vector(Base::kWidened), [&](const float* row, std::size_t slot) {
-          const bool valid = lane.valid.empty() || lane.valid[slot] != 0;
+          const bool valid = lane.has_token(slot);
           // One value that is not finite would spoil all others (rule R4).
           if (!valid || !std::isfinite(input.kernel.sum(row, dim)))
             return;
@@ -154,7 +157,7 @@ class CapacityGain : public FutureQuerySignal<kGiven> {
     projected_norms(lane.values, dim, scores.first(), last, factor, input.kernel,
                     input.scratch.vector(Base::kGathered), norms);
     for (std::size_t i = 0; i < weights.size(); ++i) {
-      const bool valid = lane.valid.empty() || lane.valid[scores.first() + i] != 0;
+      const bool valid = lane.has_token(scores.first() + i);
       weights[i] = valid ? weights[i] * norms[i] * norms[i] : 0.0F;
     }
   }

@@ -30,7 +30,7 @@ struct FiniteRowsOnly {
                   scores.first() + scores.count(), input.kernel,
                   input.scratch.vector(LaneScores::kFirstFree), norms);
         for (std::size_t i = 0; i < norms.size(); ++i) {
-          const bool valid = lane.valid.empty() || lane.valid[scores.first() + i] != 0;
+          const bool valid = lane.has_token(scores.first() + i);
           if (!valid || std::isfinite(norms[i]))
             continue;
           for (std::size_t a = 0; a < scores.arrays_per_head(); ++a) {

@@ -124,7 +124,7 @@ class FutureQueries {
       const std::size_t behind = rows.num_rows - r;
       const std::size_t slot = lane.seq_len - behind;
       const std::size_t position = sequence.length() - behind;
-      const bool valid = lane.valid.empty() || lane.valid[slot] != 0;
+      const bool valid = lane.has_token(slot);
       if (!valid || position < padding + options_.num_sink_tokens)
         continue;
       for (std::size_t pair = 0; pair < back.size(); ++pair)

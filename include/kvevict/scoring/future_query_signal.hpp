@@ -15,7 +15,6 @@
 #include "kvevict/scoring/score_input.hpp"
 #include "kvevict/scoring/token_blocks.hpp"
 
-#include <algorithm>
 #include <cstddef>
 #include <limits>
 #include <span>
@@ -86,21 +85,6 @@ class FutureQuerySignal {
                                 static_cast<std::ptrdiff_t>(dim), rows,
                                 out + (slot - scores.first()), stride);
         });
-  }
-  /// Logits become exp(logit - largest); returns their sum. Slots without a token, and NaN, give 0.
-  static double exponentials(const ScoreInput& input, const LaneScores& scores, const Lane& lane,
-                             std::span<float> logits) {
-    constexpr float kLowest = -std::numeric_limits<float>::infinity();
-    for (std::size_t i = 0; !lane.valid.empty() && i < logits.size(); ++i) {
-      if (lane.valid[scores.first() + i] == 0)
-        logits[i] = kLowest;
-    }
-    const float largest = input.kernel.max_value(logits.data(), logits.size());
-    if (largest == kLowest) {
-      std::fill(logits.begin(), logits.end(), 0.0F);
-      return 0.0;
-    }
-    return input.kernel.exp_shifted(largest, logits.size(), logits.data());
   }
 
   static constexpr std::size_t kGathered = LaneScores::kFirstFree;

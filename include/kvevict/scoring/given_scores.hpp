@@ -36,6 +36,10 @@ class GivenScores {
     std::copy(scores.begin(), scores.end(),
               given_.scores.of(layer, kv_head).begin() + static_cast<std::ptrdiff_t>(first_slot));
   }
+  /// The score of a slot, known before a selection; of masks per KV head.
+  [[nodiscard]] float score_of(std::size_t lane, std::size_t slot) const noexcept {
+    return given_.scores.at(lane)[slot];
+  }
   /// [seq_len]
   [[nodiscard]] std::span<const float> of(std::size_t layer, std::size_t kv_head) const noexcept {
     return given_.scores.of(layer, kv_head);

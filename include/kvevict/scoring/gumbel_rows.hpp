@@ -2,8 +2,8 @@
 #define KVEVICT_SCORING_GUMBEL_ROWS_HPP_
 
 #include "kvevict/config.hpp"
-#include "kvevict/core/counter_random.hpp"
 #include "kvevict/core/error.hpp"
+#include "kvevict/core/random_stream.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/types.hpp"
 #include "kvevict/kernels/kernel_set.hpp"

@@ -4,6 +4,7 @@
 #include "kvevict/config.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/scored_lane.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/core/types.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/scoring/lane_scores.hpp"
@@ -13,7 +14,6 @@
 #include "kvevict/scoring/weighted_rows.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -42,26 +42,27 @@ struct KeyDiversity {
     const LaneScores heads(input, lane.lane);
     const std::size_t dim = input.sequence.shape().head_dim;
     const std::size_t len = lane.scores.size();
-    const std::size_t num_candidates = count(lane.candidates);
-    const std::size_t in_area = count(area);
+    const std::size_t num_candidates = detail::count_bits(lane.candidates);
+    const std::size_t in_area = detail::count_bits(area);
     const std::span<float> units = input.scratch.floats(kBuffer, len * dim);
     const std::span<float> cosines = input.scratch.floats(kBuffer + 1, len);
     for (std::size_t slot = 0; slot < len; ++slot) {
-      if (has(lane.candidates, slot))
+      if (detail::has_bit(lane.candidates, slot))
         lane.scores[slot] = 0.0F;
     }
     const kernels::RowBlock all{units.data(), static_cast<std::ptrdiff_t>(dim * sizeof(float)), len,
                                 dim, ElementType::kF32};
     for (std::size_t head = 0; head < heads.num_heads(); ++head) {
-      for_each_row(
-          heads.cache(head).keys, dim, 0, len, input.kernel, input.scratch.vector(kBuffer + 2),
-          input.scratch.vector(kBuffer + 3), [&](const float* key, std::size_t slot) {
-            const bool usable = to_unit(key, has(area, slot), units.subspan(slot * dim, dim));
-            if (!usable && has(lane.candidates, slot))
-              lane.scores[slot] = std::numeric_limits<float>::quiet_NaN();
-          });
+      for_each_row(heads.cache(head).keys, dim, 0, len, input.kernel,
+                   input.scratch.vector(kBuffer + 2), input.scratch.vector(kBuffer + 3),
+                   [&](const float* key, std::size_t slot) {
+                     const bool usable =
+                         to_unit(key, detail::has_bit(area, slot), units.subspan(slot * dim, dim));
+                     if (!usable && detail::has_bit(lane.candidates, slot))
+                       lane.scores[slot] = std::numeric_limits<float>::quiet_NaN();
+                   });
       for (std::size_t i = 0; i < len; ++i) {
-        if (!has(lane.candidates, i))
+        if (!detail::has_bit(lane.candidates, i))
           continue;
         input.kernel.row_dots(units.data() + i * dim, 1, static_cast<std::ptrdiff_t>(dim), all,
                               cosines.data(), static_cast<std::ptrdiff_t>(len));
@@ -71,24 +72,13 @@ struct KeyDiversity {
         double sum = 0.0;
         for (std::size_t j = 0; j < len; ++j) {
           const auto cosine = static_cast<double>(cosines[j]);
-          if (cosine >= mean && has(lane.candidates, j))
+          if (cosine >= mean && detail::has_bit(lane.candidates, j))
             sum += cosine;
         }
         lane.scores[i] -=
             static_cast<float>(sum / static_cast<double>(num_candidates * heads.num_heads()));
       }
     }
-  }
-
- private:
-  [[nodiscard]] static bool has(std::span<const std::uint64_t> bits, std::size_t slot) noexcept {
-    return (bits[slot / 64] >> (slot % 64) & 1U) != 0;
-  }
-  [[nodiscard]] static std::size_t count(std::span<const std::uint64_t> bits) noexcept {
-    std::size_t count = 0;
-    for (const std::uint64_t word : bits)
-      count += static_cast<std::size_t>(std::popcount(word));
-    return count;
   }
 };
 

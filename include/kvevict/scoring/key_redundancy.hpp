@@ -63,7 +63,7 @@ struct LessRedundancy {
     std::size_t first_valid = len;
     for_each_row(lane.keys, dim, 0, len, input.kernel, input.scratch.vector(kBuffer + 3),
                  input.scratch.vector(kBuffer + 4), [&](const float* key, std::size_t slot) {
-                   const bool valid = is_valid(lane, slot);
+                   const bool valid = lane.has_token(slot);
                    num_valid += valid ? 1 : 0;
                    first_valid = valid ? std::min(first_valid, slot) : first_valid;
                    to_unit(key, valid, units.subspan(slot * dim, dim));
@@ -78,7 +78,7 @@ struct LessRedundancy {
       // Added up block by block, so that a long cache loses nothing.
       std::fill(of_block.begin(), of_block.end(), 0.0F);
       for (std::size_t i = 0; i < count; ++i) {
-        if (!is_valid(lane, row + i))
+        if (!lane.has_token(row + i))
           continue;
         const std::span<float> of_row = cosines.subspan(i * len, len);
         of_row[row + i] = 0.0F;
@@ -99,13 +99,10 @@ struct LessRedundancy {
     double sum =
         input.kernel.exp_shifted(input.kernel.max_value(total.data(), len), len, total.data());
     for (std::size_t slot = 0; slot < len && num_valid < len; ++slot)
-      sum -= is_valid(lane, slot) ? 0.0 : static_cast<double>(total[slot]);
+      sum -= lane.has_token(slot) ? 0.0 : static_cast<double>(total[slot]);
     if (sum > 0.0)
       input.kernel.scale(static_cast<float>(1.0 / sum), len, total.data());
     return total;
-  }
-  [[nodiscard]] static bool is_valid(const Lane& lane, std::size_t slot) noexcept {
-    return lane.valid.empty() || lane.valid[slot] != 0;
   }
 };
 

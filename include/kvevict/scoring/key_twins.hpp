@@ -4,6 +4,7 @@
 #include "kvevict/config.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/core/types.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/scoring/score_input.hpp"
@@ -39,7 +40,7 @@ class KeyTwins {
     keys_.clear();
     for_each_row(rows_, dim_, 0, input.sequence.seq_len(lane), input.kernel, gathered_, widened_,
                  [&](const float* row, std::size_t slot) {
-                   if ((kept[slot / 64] >> (slot % 64) & 1U) == 0)
+                   if (!detail::has_bit(kept, slot))
                      return;
                    slots_.push_back(slot);
                    keys_.insert(keys_.end(), row, row + dim_);

@@ -29,7 +29,8 @@ KVEVICT_NAMESPACE_BEGIN
 ///                (x - low) / (high - low + 1e-9),   in the first chunk of x itself.
 /// A channel that is constant in the chunk before counts as 0, and so does any scaled value that
 /// is not finite (authors' code: a divisor of 1e-9, which lets such a channel decide alone).
-/// Slots that are not valid hold no token: no chunk counts them.
+/// Slots that are not valid hold no token: no chunk counts them. Validity is read from the first
+/// lane; all others are taken to have the same.
 class LagDeviation {
  public:
   /// @param chunk_len  > 0

@@ -82,7 +82,7 @@ class LagDeviationOfPartition {
         const double sum = input.kernel.exp_shifted(largest, tokens, spread.data());
         const float share = static_cast<float>(static_cast<double>(weight) / sum);
         for (std::size_t i = 0, token = 0; i < parts.len; ++i) {
-          if (lane.valid.empty() || lane.valid[first + i] != 0)
+          if (lane.has_token(first + i))
             out[p * parts.len + i] += share * spread[token++];
         }
       }
@@ -97,7 +97,7 @@ class LagDeviationOfPartition {
     for_each_row(rows_of(lane, part), dim, first, last, input.kernel,
                  input.scratch.vector(kGathered), input.scratch.vector(kWidened),
                  [&](const float* row, std::size_t slot) {
-                   if (!lane.valid.empty() && lane.valid[slot] == 0)
+                   if (!lane.has_token(slot))
                      return;
                    std::copy_n(row, dim, rows.begin() + static_cast<std::ptrdiff_t>(size));
                    size += dim;

@@ -131,7 +131,7 @@ class KeyLeverage {
     for_each_row(
         lane.keys, dim, first, first + out.size(), input.kernel, input.scratch.vector(kGathered),
         input.scratch.vector(kWidened), [&](const float* row, std::size_t slot) {
-          if (!lane.valid.empty() && lane.valid[slot] == 0) {
+          if (!lane.has_token(slot)) {
             out[slot - first] = 0.0F;
             return;
           }

@@ -67,7 +67,7 @@ class NestedAnomalies {
     std::size_t token = 0;
     for_each_row(lane.keys, dim, 0, len, input.kernel, input.scratch.vector(kGathered),
                  input.scratch.vector(kWidened), [&](const float* row, std::size_t slot) {
-                   if (lane.valid.empty() || lane.valid[slot] != 0)
+                   if (lane.has_token(slot))
                      visit(row, slot, token++);
                  });
   }

@@ -3,6 +3,7 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/scored_lane.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/scoring/head_means.hpp"
 #include "kvevict/scoring/score_input.hpp"
 
@@ -23,7 +24,7 @@ KVEVICT_NAMESPACE_BEGIN
                                        std::span<const std::uint64_t> slots = {}) noexcept {
   double sum = 0.0;
   for (std::size_t i = 0; i < scores.size(); ++i) {
-    if (!slots.empty() && (slots[i / 64] >> (i % 64) & 1U) == 0)
+    if (!slots.empty() && !detail::has_bit(slots, i))
       continue;
     if (std::isfinite(scores[i]))
       sum += static_cast<double>(scores[i]);

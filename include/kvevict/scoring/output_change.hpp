@@ -99,7 +99,7 @@ struct OutputChange {
     const std::span<float> weights = scores.spare();
     std::size_t num_valid = 0;
     for (std::size_t i = 0; i < weights.size(); ++i) {
-      const bool usable = lane.valid.empty() || lane.valid[scores.first() + i] != 0;
+      const bool usable = lane.has_token(scores.first() + i);
       weights[i] = usable ? 1.0F : 0.0F;
       num_valid += usable ? 1 : 0;
     }

@@ -101,7 +101,7 @@ class PageBounds {
               std::fill(low.begin(), low.end(), kInfinity);
               std::fill(high.begin(), high.end(), -kInfinity);
             }
-            if (lane.valid.empty() || lane.valid[slot] != 0) {
+            if (lane.has_token(slot)) {
               for (std::size_t c = 0; c < dim; ++c) {
                 low[c] = std::min(low[c], key[c]);
                 high[c] = std::max(high[c], key[c]);

@@ -33,7 +33,8 @@ concept Signal = requires(S& signal, const S& constant, const ScoreInput& input,
   constant.score(input, scores);
 };
 
-/// A step on the way: changes the arrays of one lane.
+/// A step on the way: changes the arrays of one lane. Optional: is_idle(), true where its options
+/// make it change nothing.
 template <class S>
 concept LaneStage = requires(const S& stage, const ScoreInput& input, LaneScores& scores) {
   stage.apply(input, scores);
@@ -79,10 +80,19 @@ class Pipeline {
   void score(const ScoreInput& input, std::size_t lane, std::span<float> out,
              std::size_t first_wanted = 0) const {
     // A stage may look at all slots.
-    LaneScores scores(input, lane, sizeof...(Stages) == 0 ? first_wanted : 0);
+    LaneScores scores(input, lane, signal_is_score() ? first_wanted : 0);
     signal_.score(input, scores);
     std::apply([&](const Stages&... stages) { (apply(stages, input, scores), ...); }, stages_);
     scores.finish(out);
+  }
+  /// Whether no stage changes what the signal says.
+  [[nodiscard]] bool signal_is_score() const noexcept {
+    return std::apply([](const Stages&... stages) { return (is_idle(stages) && ...); }, stages_);
+  }
+  /// The score of one slot where signal_is_score(), known before a selection.
+  [[nodiscard]] float score_of(std::size_t lane, std::size_t slot) const noexcept
+      requires(requires(const S& signal) { signal.score_of(0, 0); }) {
+    return signal_.score_of(lane, slot);
   }
   /// What follows once all lanes of a pool have scores.
   void normalise(std::span<ScoredLane> lanes, const ScoreInput& input) const {
@@ -100,6 +110,14 @@ class Pipeline {
   }
 
  private:
+  template <class T>
+  [[nodiscard]] static bool is_idle(const T& stage) noexcept {
+    if constexpr (requires { stage.is_idle(); }) {
+      return stage.is_idle();
+    } else {
+      return false;
+    }
+  }
   template <class T>
   static void apply(const T& stage, const ScoreInput& input, LaneScores& scores) {
     if constexpr (LaneStage<T>)
@@ -128,6 +146,7 @@ struct When {
   bool condition;
   S stage;
 
+  [[nodiscard]] bool is_idle() const noexcept { return !condition; }
   void apply(const ScoreInput& input, LaneScores& scores) const requires LaneStage<S> {
     if (condition)
       stage.apply(input, scores);

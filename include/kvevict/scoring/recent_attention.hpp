@@ -6,11 +6,10 @@
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/core/types.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/scoring/attention_rows.hpp"
 #include "kvevict/scoring/lane_scores.hpp"
-#include "kvevict/scoring/observation_window.hpp"
+#include "kvevict/scoring/recent_row_signal.hpp"
 #include "kvevict/scoring/recent_rows.hpp"
 #include "kvevict/scoring/score_input.hpp"
 #include "kvevict/scoring/sharpened_row.hpp"
@@ -21,7 +20,6 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
-#include <tuple>
 #include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
@@ -35,22 +33,12 @@ KVEVICT_NAMESPACE_BEGIN
 ///
 /// Logits come back from probabilities a and the logs L of their denominators: max_h logit_h is the
 /// log of max_h a_h exp(L_h), up to a constant of the row.
-class PeakLogitAttention {
+class PeakLogitAttention : public RecentRowSignal<RecentRows> {
  public:
-  static constexpr Inputs kRequiredInputs = Inputs::kAttention;
-  static constexpr AttentionUse kAttentionUse = AttentionUse::kLastRow;
-
   /// Throws InvalidArgument, naming `where`, for a window of 0.
   PeakLogitAttention(std::string_view where, const CacheShape& shape, std::size_t window)
-      : rows_((detail::require(window > 0, where, "observation_window", window, "must be > 0"),
-               RecentRows(shape, window))) {}
+      : RecentRowSignal(where, "observation_window", shape, window) {}
 
-  [[nodiscard]] auto state() noexcept { return std::tie(rows_); }
-
-  [[nodiscard]] std::size_t wanted_rows(const Sequence& sequence,
-                                        std::size_t /*layer*/) const noexcept {
-    return recent_rows_wanted(sequence, rows_.window());
-  }
   std::size_t observe_rows(const GroupRows& rows, const Sequence& /*sequence*/,
                            const kernels::KernelSet& kernel) {
     std::size_t non_finite = 0;
@@ -75,7 +63,7 @@ class PeakLogitAttention {
     scores.start(first, past, 1);
     for (std::size_t head = 0; head < scores.num_heads(); ++head) {
       const std::span<float> mean = scores.array(head);
-      const std::span<const std::uint8_t> valid = scores.cache(head).valid;
+      const Lane lane = scores.cache(head);
       std::fill(mean.begin(), mean.end(), 0.0F);
       std::size_t num_rows = 0;
       const std::span<float> row = scores.spare();
@@ -84,7 +72,7 @@ class PeakLogitAttention {
             rows_.of_index(scores.layer(head), scores.kv_head(head), i);
         double mass = 0.0;
         for (std::size_t slot = 0; slot < row.size(); ++slot) {
-          row[slot] = valid.empty() || valid[first + slot] != 0 ? all[first + slot] : 0.0F;
+          row[slot] = lane.has_token(first + slot) ? all[first + slot] : 0.0F;
           mass += static_cast<double>(row[slot]);
         }
         if (!(mass > 0.0))
@@ -109,32 +97,20 @@ class PeakLogitAttention {
     std::size_t start = len;
     for (std::size_t left = rows_.window(); start > 0 && left > 0;) {
       --start;
-      left -= lane.valid.empty() || lane.valid[start] != 0 ? 1 : 0;
+      left -= lane.has_token(start) ? 1 : 0;
     }
     return start;
   }
-
-  RecentRows rows_;
 };
 
 /// The newest `window` rows over all slots, mean over the group and over the rows. A row that never
 /// came counts as 0; one that lost tokens since keeps what it gave to the others.
-class RecentMeanAttention {
+class RecentMeanAttention : public RecentRowSignal<RecentRows> {
  public:
-  static constexpr Inputs kRequiredInputs = Inputs::kAttention;
-  static constexpr AttentionUse kAttentionUse = AttentionUse::kLastRow;
-
   /// Throws InvalidArgument, naming `where`, for a window of 0.
   RecentMeanAttention(std::string_view where, const CacheShape& shape, std::size_t window)
-      : rows_((detail::require(window > 0, where, "observation_window", window, "must be > 0"),
-               RecentRows(shape, window))) {}
+      : RecentRowSignal(where, "observation_window", shape, window) {}
 
-  [[nodiscard]] auto state() noexcept { return std::tie(rows_); }
-
-  [[nodiscard]] std::size_t wanted_rows(const Sequence& sequence,
-                                        std::size_t /*layer*/) const noexcept {
-    return recent_rows_wanted(sequence, rows_.window());
-  }
   std::size_t observe_rows(const GroupRows& rows, const Sequence& /*sequence*/,
                            const kernels::KernelSet& kernel) {
     std::size_t non_finite = 0;
@@ -162,9 +138,6 @@ class RecentMeanAttention {
       scores.clear_invalid(head);
     }
   }
-
- private:
-  RecentRows rows_;
 };
 
 /// The newest `window` rows with a gain that grows with the length of the sequence, summed (AhaKV):
@@ -174,25 +147,15 @@ class RecentMeanAttention {
 ///
 /// The gain is applied to the rows as they come: a' = a^g / sum a^g with g = sqrt(2 ln(i / k)),
 /// which is the same where attention scaled by 1 / sqrt(d) (and what had underflowed stays 0).
-class StepGainAttention {
+class StepGainAttention : public RecentRowSignal<RecentRows> {
  public:
-  static constexpr Inputs kRequiredInputs = Inputs::kAttention;
-  static constexpr AttentionUse kAttentionUse = AttentionUse::kLastRow;
-
   /// Throws InvalidArgument, naming `where`, for a window or a budget of 0.
   StepGainAttention(std::string_view where, const CacheShape& shape, std::size_t window,
                     std::size_t budget)
-      : budget_(budget),
-        rows_((detail::require(window > 0, where, "recent_window", window, "must be > 0"),
-               detail::require(budget > 0, where, "budget", budget, "must be > 0"),
-               RecentRows(shape, window))) {}
-
-  [[nodiscard]] auto state() noexcept { return std::tie(rows_); }
-
-  [[nodiscard]] std::size_t wanted_rows(const Sequence& sequence,
-                                        std::size_t /*layer*/) const noexcept {
-    return recent_rows_wanted(sequence, rows_.window());
+      : RecentRowSignal(where, "recent_window", shape, window), budget_(budget) {
+    detail::require(budget > 0, where, "budget", budget, "must be > 0");
   }
+
   std::size_t observe_rows(const GroupRows& rows, const Sequence& /*sequence*/,
                            const kernels::KernelSet& kernel) {
     std::size_t non_finite = 0;
@@ -230,7 +193,6 @@ class StepGainAttention {
 
  private:
   std::size_t budget_;
-  RecentRows rows_;
   std::vector<float> sharpened_;
 };
 

@@ -11,6 +11,7 @@
 #include "kvevict/core/types.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/scoring/lane_scores.hpp"
+#include "kvevict/scoring/logit_row.hpp"
 #include "kvevict/scoring/observation_window.hpp"
 #include "kvevict/scoring/row_blocks.hpp"
 #include "kvevict/scoring/score_input.hpp"
@@ -18,7 +19,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <limits>
 #include <span>
 #include <string_view>
 #include <tuple>
@@ -159,15 +159,9 @@ class RecentQueries {
     input.kernel.scale(scale_, row.size(), row.data());
     if (soft_cap_ > 0.0F)
       input.kernel.soft_cap(soft_cap_, row.size(), row.data());
-    constexpr float kLowest = -std::numeric_limits<float>::infinity();
-    for (std::size_t i = 0; i < row.size(); ++i) {
-      if (first + i >= seen || (!lane.valid.empty() && lane.valid[first + i] == 0))
-        row[i] = kLowest;
-    }
-    const float largest = input.kernel.max_value(row.data(), row.size());
-    if (largest == kLowest)
+    const double mass = take_exponentials(lane, first, seen, input.kernel, row);
+    if (!(mass > 0.0))
       return false;
-    const double mass = input.kernel.exp_shifted(largest, row.size(), row.data());
     input.kernel.add(static_cast<float>(1.0 / mass), row.data(), row.size(), sum.data());
     return true;
   }

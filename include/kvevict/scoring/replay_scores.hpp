@@ -96,7 +96,7 @@ class ReplayScores {
                    std::span(scores_).first(count));
     }
     for (std::size_t i = 0; i < count; ++i) {
-      if (!lane.valid.empty() && lane.valid[pass.first_slot + i] == 0)
+      if (!lane.has_token(pass.first_slot + i))
         scores_[i] = 0.0F;
     }
     return std::span(scores_).first(count);

@@ -5,6 +5,7 @@
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/scratch.hpp"
 #include "kvevict/core/sequence.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
 
 #include <cstddef>
@@ -24,7 +25,7 @@ struct ScoreInput {
   std::span<const std::uint64_t> candidates = {};
 
   [[nodiscard]] bool may_be_chosen(std::size_t slot) const noexcept {
-    return candidates.empty() || (candidates[slot / 64] >> (slot % 64) & 1U) != 0;
+    return candidates.empty() || detail::has_bit(candidates, slot);
   }
 };
 

@@ -34,16 +34,13 @@ struct ValuePrior {
       const std::span<float> prior = input.scratch.floats(kBuffer + 1, count);
       row_norms(lane.values, input.sequence.shape().value_size(), first, first + count,
                 input.kernel, input.scratch.vector(kBuffer + 2), squares);
-      const auto is_valid = [&](std::size_t slot) {
-        return lane.valid.empty() || lane.valid[first + slot] != 0;
-      };
       const auto each_array = [&](auto&& visit) {
         for (std::size_t i = 0; i < scores.arrays_per_head(); ++i)
           visit(scores.array(head * scores.arrays_per_head() + i));
       };
       for (std::size_t slot = 0; slot < count; ++slot) {
         squares[slot] *= squares[slot];
-        if (is_valid(slot) && std::isfinite(squares[slot]))
+        if (lane.has_token(first + slot) && std::isfinite(squares[slot]))
           continue;
         squares[slot] = 0.0F;
         each_array(
@@ -51,7 +48,7 @@ struct ValuePrior {
       }
       pooling.apply(squares, input.kernel, prior);
       for (std::size_t slot = 0; slot < count; ++slot)
-        prior[slot] = is_valid(slot) ? prior[slot] : 0.0F;
+        prior[slot] = lane.has_token(first + slot) ? prior[slot] : 0.0F;
       const float largest = input.kernel.max_value(prior.data(), count);
       each_array([&](std::span<float> array) {
         for (std::size_t slot = 0; largest > 0.0F && slot < count; ++slot)

@@ -99,7 +99,7 @@ class WindowRemoval {
                              gathered_, widened_,
                              [&](std::size_t i, std::size_t slot, double squared_distance) {
                                float& p = changes_[i * len + slot];
-                               const bool usable = lane.valid.empty() || lane.valid[slot] != 0;
+                               const bool usable = lane.has_token(slot);
                                if (!usable || slot >= group.visible(i % group.num_rows)) {
                                  p = 0.0F;
                                  return;

@@ -4,8 +4,8 @@
 #include "kvevict/config.hpp"
 #include "kvevict/core/scored_lane.hpp"
 #include "kvevict/core/sequence.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
-#include "kvevict/selection/slot_bits.hpp"
 #include "kvevict/selection/top_k.hpp"
 
 #include <algorithm>

@@ -2,11 +2,11 @@
 #define KVEVICT_SELECTION_HAMMING_REPRESENTATIVES_HPP_
 
 #include "kvevict/config.hpp"
-#include "kvevict/core/counter_random.hpp"
 #include "kvevict/core/error.hpp"
+#include "kvevict/core/random_stream.hpp"
 #include "kvevict/core/scored_lane.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/core/types.hpp"
-#include "kvevict/selection/slot_bits.hpp"
 #include "kvevict/selection/top_k.hpp"
 #include "kvevict/selection/whole_chunks.hpp"
 

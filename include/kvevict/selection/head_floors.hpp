@@ -4,7 +4,7 @@
 #include "kvevict/allocation/apportion.hpp"
 #include "kvevict/config.hpp"
 #include "kvevict/core/scored_lane.hpp"
-#include "kvevict/selection/slot_bits.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/selection/top_k.hpp"
 
 #include <algorithm>

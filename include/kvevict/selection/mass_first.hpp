@@ -5,14 +5,13 @@
 #include "kvevict/core/scored_lane.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
-#include "kvevict/selection/slot_bits.hpp"
 #include "kvevict/selection/top_k.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -58,9 +57,8 @@ class MassFirst {
         held += static_cast<double>(sums[order_[i]]);
         if (held >= wanted)
           break;
-        const std::uint64_t bit = std::uint64_t{1} << (order_[i] % 64);
-        lane.keep[order_[i] / 64] |= bit;
-        lane.candidates[order_[i] / 64] &= ~bit;
+        detail::set_bit(lane.keep, order_[i]);
+        detail::clear_bit(lane.candidates, order_[i]);
         --quota;
       }
     }

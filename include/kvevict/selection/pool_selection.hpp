@@ -12,7 +12,7 @@
 #include "kvevict/core/scratch.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/selection/slot_bits.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/selection/top_k.hpp"
 
 #include <algorithm>
@@ -65,6 +65,34 @@ namespace detail {
     }
     if (held > quota)
       return true;
+  }
+  return false;
+}
+
+/// Whether a candidate scores less than the threshold, by the scores that are there before a
+/// selection, score_of(lane, slot); a lane that holds no more than its minimum has none to lose.
+/// O(slots).
+template <class ScoreOf>
+[[nodiscard]] bool any_below_threshold(const Sequence& sequence, const Allocation& allocation,
+                                       const Protection& protection, ScoreOf&& score_of) noexcept {
+  const auto is_pinned = [&](std::size_t lane, std::size_t slot) {
+    const Position position = sequence.position(lane, slot);
+    return std::any_of(
+        sequence.pinned().begin(), sequence.pinned().end(),
+        [&](const PositionSpan& span) { return position >= span.first && position < span.last; });
+  };
+  for (std::size_t lane = 0; lane < sequence.num_lanes(); ++lane) {
+    const std::size_t padding = sequence.padding_left(lane);
+    const std::size_t len = sequence.seq_len(lane);
+    if (len <= saturating_add(padding, allocation.min_keep))
+      continue;
+    const std::size_t end = protection.after_prompt ? len_without_decode(sequence, lane) : len;
+    const std::size_t last = end - std::min(end, protection.recent_window);
+    for (std::size_t slot = saturating_add(padding, protection.num_sink_tokens); slot < last;
+         ++slot) {
+      if (!(score_of(lane, slot) >= allocation.threshold) && !is_pinned(lane, slot))
+        return true;
+    }
   }
   return false;
 }
@@ -234,7 +262,7 @@ class PoolSelection {
     if (allocation.has_threshold() && num_candidates > 0) {
       score_lanes();
       for (ScoredLane& lane : lanes)
-        num_candidates -= drop_below(allocation.threshold, lane);
+        num_candidates -= drop_below(allocation.threshold, allocation.min_keep, lane);
     }
     if (held + num_candidates > quota)
       quota -= std::min(quota, allocation.headroom * num_lanes);
@@ -353,16 +381,29 @@ class PoolSelection {
     return {lane_budget, counted};
   }
 
-  // Takes candidates away that are not at least the threshold; returns how many.
-  static std::size_t drop_below(float threshold, ScoredLane& lane) noexcept {
-    std::size_t dropped = 0;
+  // Takes candidates away that are not at least the threshold, but for the best where the lane
+  // would have less than its minimum; returns how many.
+  static std::size_t drop_below(float threshold, std::size_t min_keep, ScoredLane& lane) {
+    const std::size_t before = detail::count_bits(lane.candidates);
+    const std::size_t kept = detail::count_bits(lane.keep);
+    std::size_t num_above = 0;
     detail::for_each_bit(lane.candidates, [&](std::size_t slot) {
-      if (!(lane.scores[slot] >= threshold)) {
-        lane.candidates[slot / 64] &= ~(std::uint64_t{1} << (slot % 64));
-        ++dropped;
-      }
+      num_above += lane.scores[slot] >= threshold ? 1 : 0;
     });
-    return dropped;
+    if (kept + num_above >= std::min(min_keep, kept + before)) {
+      detail::for_each_bit(lane.candidates, [&](std::size_t slot) {
+        if (!(lane.scores[slot] >= threshold))
+          detail::clear_bit(lane.candidates, slot);
+      });
+    } else {
+      // The best, those above among them, are candidates and not kept yet.
+      select_top_k({&lane, 1}, min_keep - kept);
+      for (std::size_t w = 0; w < lane.keep.size(); ++w) {
+        lane.candidates[w] &= lane.keep[w];
+        lane.keep[w] &= ~lane.candidates[w];
+      }
+    }
+    return before - detail::count_bits(lane.candidates);
   }
 
   // Gives every lane its minimum first (rule R15); returns how much of the quota that took.

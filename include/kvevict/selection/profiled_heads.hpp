@@ -3,11 +3,10 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/scored_lane.hpp"
-#include "kvevict/selection/slot_bits.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/selection/top_k.hpp"
 
 #include <cstddef>
-#include <cstdint>
 #include <span>
 
 KVEVICT_NAMESPACE_BEGIN

@@ -7,9 +7,9 @@
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/scored_lane.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/core/types.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
-#include "kvevict/selection/slot_bits.hpp"
 #include "kvevict/selection/top_k.hpp"
 
 #include <algorithm>
@@ -281,7 +281,7 @@ class Projection {
                  std::size_t page) const noexcept {
     for (std::size_t s = page * granularity_.page_size; s < page_end(lane, page); ++s) {
       if (detail::has_bit(forced, s) || detail::has_bit(lane.candidates, s))
-        lane.keep[s / 64] |= std::uint64_t{1} << (s % 64);
+        detail::set_bit(lane.keep, s);
     }
   }
   void keep_pages(const ScoredLane& lane, std::span<const std::uint64_t> forced, std::size_t room) {

@@ -3,8 +3,8 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/scored_lane.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/core/types.hpp"
-#include "kvevict/selection/slot_bits.hpp"
 #include "kvevict/selection/top_k.hpp"
 
 #include <algorithm>

@@ -2,6 +2,7 @@
 #define KVEVICT_SELECTION_SEGMENT_CAPS_HPP_
 
 #include "kvevict/config.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/selection/top_k.hpp"
 
@@ -85,9 +86,8 @@ class SegmentCaps {
         return key_a != key_b ? key_a > key_b : a < b;
       });
     }
-    for (auto slot = first; slot != middle; ++slot) {
-      lane.candidates[*slot / 64] |= std::uint64_t{1} << (*slot % 64);
-    }
+    for (auto slot = first; slot != middle; ++slot)
+      detail::set_bit(lane.candidates, *slot);
   }
 
   std::vector<std::uint32_t> slots_;

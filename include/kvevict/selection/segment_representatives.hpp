@@ -3,8 +3,8 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/scored_lane.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/core/types.hpp"
-#include "kvevict/selection/slot_bits.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -56,9 +56,9 @@ class SegmentRepresentatives {
     std::size_t held = 0;
     slots_.clear();
     for (std::size_t slot = first; slot < last; ++slot) {
-      if ((lane.candidates[slot / 64] >> (slot % 64) & 1U) != 0)
+      if (detail::has_bit(lane.candidates, slot))
         slots_.push_back(static_cast<std::uint32_t>(slot));
-      held += lane.keep[slot / 64] >> (slot % 64) & 1U;
+      held += detail::has_bit(lane.keep, slot) ? 1 : 0;
     }
     return held;
   }

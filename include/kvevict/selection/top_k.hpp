@@ -3,8 +3,8 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/scored_lane.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
-#include "kvevict/selection/slot_bits.hpp"
 
 #include <algorithm>
 #include <array>
@@ -130,7 +130,7 @@ inline void drop_worst(std::span<const ScoredLane> lanes) noexcept {
       lanes[l].keep[w] |= lanes[l].candidates[w];
     }
   }
-  lanes[worst_lane].keep[worst_slot / 64] &= ~(std::uint64_t{1} << (worst_slot % 64));
+  clear_bit(lanes[worst_lane].keep, worst_slot);
 }
 
 }  // namespace detail

@@ -3,8 +3,8 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/scored_lane.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/core/types.hpp"
-#include "kvevict/selection/slot_bits.hpp"
 #include "kvevict/selection/top_k.hpp"
 
 #include <algorithm>
@@ -113,8 +113,8 @@ class TwinRepair {
       if (twins_.largest_cosine(input, donor->slot, usable) < similarity)
         continue;
       twins_.replace(input, donor->slot, orphan->slot);
-      lane.keep[donor->slot / 64] &= ~(std::uint64_t{1} << (donor->slot % 64));
-      lane.keep[orphan->slot / 64] |= std::uint64_t{1} << (orphan->slot % 64);
+      detail::clear_bit(lane.keep, donor->slot);
+      detail::set_bit(lane.keep, orphan->slot);
       ++orphan;
     }
   }

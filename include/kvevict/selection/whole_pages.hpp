@@ -4,11 +4,10 @@
 #include "kvevict/config.hpp"
 #include "kvevict/core/decode_pages.hpp"
 #include "kvevict/core/scored_lane.hpp"
-#include "kvevict/selection/slot_bits.hpp"
+#include "kvevict/core/slot_bits.hpp"
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <span>
 
@@ -38,10 +37,9 @@ struct WholePages {
  private:
   // 1 if the slot was a candidate; now it is none.
   static std::size_t take(const ScoredLane& lane, std::size_t slot) noexcept {
-    const std::uint64_t bit = std::uint64_t{1} << (slot % 64);
-    if ((lane.candidates[slot / 64] & bit) == 0)
+    if (!detail::has_bit(lane.candidates, slot))
       return 0;
-    lane.candidates[slot / 64] &= ~bit;
+    detail::clear_bit(lane.candidates, slot);
     return 1;
   }
   // Takes the candidates of one page away; false where only newest pages are left.
@@ -56,7 +54,7 @@ struct WholePages {
         float largest = -std::numeric_limits<float>::infinity();
         bool any = false;
         for (std::size_t slot = first; slot < last; ++slot) {
-          if ((lane.candidates[slot / 64] >> (slot % 64) & 1U) == 0)
+          if (!detail::has_bit(lane.candidates, slot))
             continue;
           any = true;
           largest = std::max(largest, lane.scores[slot]);

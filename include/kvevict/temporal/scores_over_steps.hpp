@@ -2,7 +2,6 @@
 #define KVEVICT_TEMPORAL_SCORES_OVER_STEPS_HPP_
 
 #include "kvevict/config.hpp"
-#include "kvevict/core/protection.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/slot_array.hpp"
@@ -105,29 +104,13 @@ class ScoresOverSteps {
     scores.start(0, scores.seq_len(), 1);
     scores.keep_one();
     const std::span<float> out = scores.array(0);
-    const std::span<const float> counts = scores_.at(scores.lane(), 1);
-    std::copy_n(scores_.at(scores.lane()).begin(), out.size(), out.begin());
     for (std::size_t slot = 0; slot < out.size(); ++slot)
-      out[slot] = counts[slot] > 0.0F ? out[slot] : -std::numeric_limits<float>::infinity();
+      out[slot] = score_of(scores.lane(), slot);
   }
-  /// Whether a token that neither sinks nor window protect scores less than `threshold`, or has no
-  /// score. Pinned ones are not told apart.
-  [[nodiscard]] bool any_below(const Sequence& sequence, float threshold,
-                               const Protection& protection) const noexcept {
-    for (std::size_t lane = 0; lane < sequence.num_lanes(); ++lane) {
-      const std::span<const float> scores = scores_.at(lane);
-      const std::span<const float> counts = scores_.at(lane, 1);
-      std::size_t last = scores.size();
-      if (protection.after_prompt)
-        last = sequence.slots_before(lane, static_cast<std::size_t>(sequence.prompt().last));
-      last -= std::min(last, protection.recent_window);
-      bool below = false;
-      for (std::size_t slot = protection.num_sink_tokens; slot < last; ++slot)
-        below |= !(scores[slot] >= threshold) || counts[slot] == 0.0F;
-      if (below)
-        return true;
-    }
-    return false;
+  /// The score of a slot, known before a selection.
+  [[nodiscard]] float score_of(std::size_t lane, std::size_t slot) const noexcept {
+    return scores_.at(lane, 1)[slot] > 0.0F ? scores_.at(lane)[slot]
+                                            : -std::numeric_limits<float>::infinity();
   }
 
  private:

@@ -136,7 +136,7 @@ class ValueMerge {
     for (std::size_t slot = 0; slot < lane.seq_len; ++slot) {
       if (keeps(slot)) {
         kept_.push_back(slot);
-      } else if (lane.valid.empty() || lane.valid[slot] != 0) {
+      } else if (lane.has_token(slot)) {
         evicted_.push_back({.slot = slot});
       }
     }

@@ -1,5 +1,5 @@
-#ifndef KVEVICT_TESTS_POLICIES_EPIKV_CACHE_HPP_
-#define KVEVICT_TESTS_POLICIES_EPIKV_CACHE_HPP_
+#ifndef KVEVICT_TESTS_SUPPORT_EPIKV_CACHE_HPP_
+#define KVEVICT_TESTS_SUPPORT_EPIKV_CACHE_HPP_
 
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/shape.hpp"
@@ -77,4 +77,4 @@ class EpiKVCache {
 
 }  // namespace kvevict_test
 
-#endif  // KVEVICT_TESTS_POLICIES_EPIKV_CACHE_HPP_
+#endif  // KVEVICT_TESTS_SUPPORT_EPIKV_CACHE_HPP_

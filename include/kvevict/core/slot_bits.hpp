@@ -1,5 +1,5 @@
-#ifndef KVEVICT_SELECTION_SLOT_BITS_HPP_
-#define KVEVICT_SELECTION_SLOT_BITS_HPP_
+#ifndef KVEVICT_CORE_SLOT_BITS_HPP_
+#define KVEVICT_CORE_SLOT_BITS_HPP_
 
 #include "kvevict/config.hpp"
 
@@ -20,6 +20,13 @@ namespace detail {
 
 [[nodiscard]] inline bool has_bit(std::span<const std::uint64_t> bits, std::size_t slot) noexcept {
   return (bits[slot / 64] >> (slot % 64) & 1U) != 0;
+}
+
+inline void set_bit(std::span<std::uint64_t> bits, std::size_t slot) noexcept {
+  bits[slot / 64] |= std::uint64_t{1} << (slot % 64);
+}
+inline void clear_bit(std::span<std::uint64_t> bits, std::size_t slot) noexcept {
+  bits[slot / 64] &= ~(std::uint64_t{1} << (slot % 64));
 }
 
 [[nodiscard]] inline std::size_t count_bits(std::span<const std::uint64_t> bits) noexcept {
@@ -143,4 +150,4 @@ class SlotTaker {
 
 KVEVICT_NAMESPACE_END
 
-#endif  // KVEVICT_SELECTION_SLOT_BITS_HPP_
+#endif  // KVEVICT_CORE_SLOT_BITS_HPP_

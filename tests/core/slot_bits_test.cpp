@@ -1,4 +1,4 @@
-#include "kvevict/selection/slot_bits.hpp"
+#include "kvevict/core/slot_bits.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,9 +1,9 @@
-#ifndef KVEVICT_TESTS_POLICIES_ROW_SESSION_HPP_
-#define KVEVICT_TESTS_POLICIES_ROW_SESSION_HPP_
+#ifndef KVEVICT_TESTS_SUPPORT_ROW_SESSION_HPP_
+#define KVEVICT_TESTS_SUPPORT_ROW_SESSION_HPP_
 
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/shape.hpp"
-#include "policies/window_cache.hpp"
+#include "support/window_cache.hpp"
 
 #include <cstddef>
 #include <vector>
@@ -70,4 +70,4 @@ struct RowSession {
 
 }  // namespace kvevict_test
 
-#endif  // KVEVICT_TESTS_POLICIES_ROW_SESSION_HPP_
+#endif  // KVEVICT_TESTS_SUPPORT_ROW_SESSION_HPP_

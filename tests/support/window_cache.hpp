@@ -1,5 +1,5 @@
-#ifndef KVEVICT_TESTS_POLICIES_WINDOW_CACHE_HPP_
-#define KVEVICT_TESTS_POLICIES_WINDOW_CACHE_HPP_
+#ifndef KVEVICT_TESTS_SUPPORT_WINDOW_CACHE_HPP_
+#define KVEVICT_TESTS_SUPPORT_WINDOW_CACHE_HPP_
 
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/lane.hpp"
@@ -200,4 +200,4 @@ void cut(P& policy, WindowCache& cache) {
 
 }  // namespace kvevict_test
 
-#endif  // KVEVICT_TESTS_POLICIES_WINDOW_CACHE_HPP_
+#endif  // KVEVICT_TESTS_SUPPORT_WINDOW_CACHE_HPP_
