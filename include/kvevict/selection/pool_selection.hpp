@@ -12,8 +12,8 @@
 #include "kvevict/core/scratch.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
-#include "kvevict/core/types.hpp"
 #include "kvevict/core/slot_bits.hpp"
+#include "kvevict/core/types.hpp"
 #include "kvevict/selection/top_k.hpp"
 
 #include <algorithm>
