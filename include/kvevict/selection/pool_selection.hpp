@@ -13,6 +13,7 @@
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/slot_bits.hpp"
+#include "kvevict/core/types.hpp"
 #include "kvevict/selection/top_k.hpp"
 
 #include <algorithm>
