@@ -395,8 +395,9 @@ class Policy {
     return selection_.mask();
   }
   /// The same as the engine can execute it: one set for several heads or layers, whole pages,
-  /// equal lengths. The mask is valid until the projection's next use; apply takes it. A method
-  /// that selects by itself goes by what it selected first, and by its scores between equals.
+  /// equal lengths. The mask is valid until the projection's next use. Apply this object, not a
+  /// copy: a copy of it leaves some counters at 0. A method that selects by itself goes by what it
+  /// selected first, and by its scores between equals.
   template <KvCacheView View>
   [[nodiscard]] const KeepMask& select(const View& view, Projection& projection) const {
     run_selection(view, true);

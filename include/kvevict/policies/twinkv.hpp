@@ -26,8 +26,9 @@ struct TwinKVOverOptions : Base::Options {
 
 /// Any other policy, its choice repaired (TwinKV, arXiv 2608.27128): a token that would go and has
 /// no likeness among those that stay takes the place of one that has, as TwinRepair says. Whoever
-/// scores, what is protected and how much stays in each lane are the base policy's. A cut compares
-/// all keys that may go or stay with all that stay: O(n budget head_dim).
+/// scores, what is protected and how much stays in each lane are the base policy's, but for its
+/// min_keep where lanes share a budget. A cut compares all keys that may go or stay with all that
+/// stay: O(n budget head_dim).
 ///
 /// Keys are compared as they are cached, after rotary embedding. Lanes have to be single KV heads.
 /// Templates of few-shot prompts look redundant to it and are not.
