@@ -3,7 +3,9 @@
 
 #include "kvevict/any_policy.hpp"
 
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace engine {
 
@@ -11,6 +13,9 @@ namespace engine {
 /// compile, once.
 [[nodiscard]] kvevict::AnyPolicy make_policy(std::string_view name, std::string_view options,
                                              const kvevict::ModelInfo& model);
+
+/// The names of all policies, in the order of kvevict::NamedPolicies.
+[[nodiscard]] std::vector<std::string> policy_names();
 
 }  // namespace engine
 
