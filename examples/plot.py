@@ -22,7 +22,10 @@ TASKS = {
 def read_rows(path, policies):
     """{task: rows} of the tasks that have any."""
     with open(path, encoding="utf-8") as file:
-        result = json.load(file)
+        try:
+            result = json.load(file)
+        except ValueError as error:
+            raise ValueError(f"{path}: is no JSON: {error}") from error
     tasks = {task: result.get(task) or [] for task in TASKS} if isinstance(result, dict) else {}
     known = list(dict.fromkeys(row["policy"] for rows in tasks.values() for row in rows))
     if not known:
@@ -36,18 +39,19 @@ def read_rows(path, policies):
     return {task: rows for task, rows in wanted.items() if rows}
 
 
-def plot_task(axes, task, rows):
+def plot_task(axes, task, rows, policies):
     title, y_label, quality = TASKS[task]
     lines = {}
     for row in rows:
         lines.setdefault(row["policy"], []).append(row)
     styles = ["-", "--", "-.", ":"]
-    for i, (policy, line) in enumerate(lines.items()):
+    for policy, line in lines.items():
         if line[0]["budget"] == "all":
             axes.axhline(quality(line[0]), color="black", linewidth=1, label=policy)
             continue
         line.sort(key=lambda row: row["budget_tokens"])
-        # Ten colours; then they come again in another style.
+        # Ten colours; then they come again in another style. The same for a policy in all tasks.
+        i = policies.index(policy)
         axes.plot([row["budget_tokens"] for row in line], [quality(row) for row in line],
                   color=f"C{i % 10}", linestyle=styles[i // 10 % len(styles)], marker="o",
                   markersize=3, label=policy)
@@ -76,10 +80,11 @@ def main():
         # Commas inside parentheses belong to a composition.
         names = [name.strip() for name in re.split(r",(?![^(]*\))", args.policies)]
         tasks = read_rows(args.file, [name for name in names if name])
-        figure, all_axes = plt.subplots(1, len(tasks), figsize=(7 * len(tasks), 4.5),
-                                        squeeze=False)
+        figure, all_axes = plt.subplots(1, len(tasks), figsize=(9 * len(tasks), 4.5),
+                                        squeeze=False, layout="constrained")
+        policies = list(dict.fromkeys(row["policy"] for rows in tasks.values() for row in rows))
         for axes, (task, rows) in zip(all_axes[0], tasks.items()):
-            plot_task(axes, task, rows)
+            plot_task(axes, task, rows, policies)
         figure.savefig(args.out, bbox_inches="tight")
     except KeyError as error:
         sys.exit(f"plot.py: {args.file}: a row has no {error}")
