@@ -130,7 +130,7 @@ class Stopwatch {
 /// One sequence: a cache and the policy that keeps it small. A copy is a fork.
 class Sequence {
  public:
-  /// @param token_labels  [vocabulary], outlives the sequence; empty: every token is ordinary
+  /// @param token_labels  [vocabulary], outlives the sequence; a token without one is ordinary
   Sequence(const Transformer& transformer, kvevict::AnyPolicy policy,
            std::span<const kvevict::TokenLabel> token_labels = {})
       : shape_(cache_shape(transformer.model().config())),
@@ -153,8 +153,11 @@ class Sequence {
     if (token_labels_.empty() || !policy_.wants_labels())
       return;
     labels_.clear();
-    for (const Token token : tokens)
-      labels_.push_back(token_labels_[static_cast<std::size_t>(token)]);
+    for (const Token token : tokens) {
+      // A model may have more tokens than its tokenizer.
+      const auto i = static_cast<std::size_t>(token);
+      labels_.push_back(i < token_labels_.size() ? token_labels_[i] : kvevict::TokenLabel::kOther);
+    }
     policy_.observe_labels(labels_);
   }
   void on_attention(std::size_t layer, const HeadRows& rows) {

@@ -266,7 +266,7 @@ class Transformer {
             const std::size_t q_head = i / num_blocks;
             const std::size_t first = i % num_blocks * kQueryBlock;
             const std::size_t count = std::min(kQueryBlock, num_tokens - first);
-            std::array<float, kQueryBlock> log_sums;
+            std::array<float, kQueryBlock> log_sums{};
             attend_block(cache.lane(layer, q_head / c.group_size()), q_head, first, count,
                          scores.data(), log_sums.data());
             // The newest `wanted` rows are kept for the observer.
