@@ -5,8 +5,9 @@
 //   policy/<name> decode/<isa>  a decode step: signals, and a cut where one is due
 //
 // A policy that is added to NamedPolicies has its rows here without a line more.
+#include "engine/policies.hpp"
+
 #include "bench/common.hpp"
-#include "kvevict/any_policy.hpp"
 #include "kvevict/scoring/output_projection.hpp"
 #include "kvevict/views/contiguous_view.hpp"
 

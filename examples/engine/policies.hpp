@@ -7,12 +7,11 @@
 #include <string_view>
 #include <vector>
 
-namespace engine {
+// kvevict::make_policy over all policies is compiled once, in policies.cpp: they take minutes.
+extern template kvevict::AnyPolicy kvevict::make_policy<kvevict::NamedPolicies>(
+    std::string_view name, std::string_view options, const kvevict::ModelInfo& model);
 
-/// kvevict::make_policy over all policies. A function with a file of its own: they take a minute to
-/// compile, once.
-[[nodiscard]] kvevict::AnyPolicy make_policy(std::string_view name, std::string_view options,
-                                             const kvevict::ModelInfo& model);
+namespace engine {
 
 /// The names of all policies, in the order of kvevict::NamedPolicies.
 [[nodiscard]] std::vector<std::string> policy_names();

@@ -64,7 +64,7 @@ class Runtime {
   }
   [[nodiscard]] engine::Sequence make_sequence(const std::string& policy,
                                                const std::string& options) const {
-    return {transformer_, engine::make_policy(policy, options, info_), token_labels_};
+    return {transformer_, kvevict::make_policy(policy, options, info_), token_labels_};
   }
   void check_fits(std::size_t num_tokens, const std::string& what) const {
     if (num_tokens > context_length()) {

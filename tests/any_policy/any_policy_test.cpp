@@ -1,5 +1,6 @@
 #include "kvevict/any_policy.hpp"
 
+#include "engine/policies.hpp"
 #include "kvevict/views/contiguous_view.hpp"
 
 #include <gtest/gtest.h>
