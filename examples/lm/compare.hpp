@@ -87,8 +87,8 @@ struct Run {
   return runtime.make_sequence(c.policy, options_for(c.policy, run.tokens, c.fixed));
 }
 
-/// Moves those that are refused, for what they need or for a budget, from the contestants to those
-/// that are left out, before a prompt is read for nothing. Throws where the user named them.
+/// Takes those that are refused, for what they need or for a budget, out of a table before a prompt
+/// is read for nothing, and says why in left_out. Throws where the user named them.
 inline void leave_out_refused(const Runtime& runtime, const CompareOptions& options,
                               std::size_t num_tokens, bool Contestant::*takes_part,
                               Lineup& lineup) {
@@ -103,12 +103,14 @@ inline void leave_out_refused(const Runtime& runtime, const CompareOptions& opti
       if (!run.contestant->optional)
         throw;
       refused.push_back(label);
-      lineup.left_out.push_back(label + ": " + error.what());
+      lineup.left_out.push_back(label + " at " + run.budget + " of " + std::to_string(num_tokens) +
+                                " tokens: " + error.what());
     }
   }
-  std::erase_if(lineup.contestants, [&](const Contestant& c) {
-    return std::find(refused.begin(), refused.end(), c.label) != refused.end();
-  });
+  for (Contestant& c : lineup.contestants) {
+    if (std::find(refused.begin(), refused.end(), c.label) != refused.end())
+      c.*takes_part = false;
+  }
 }
 
 [[nodiscard]] inline std::vector<CompareRow> rows_of(const std::vector<Run>& all) {

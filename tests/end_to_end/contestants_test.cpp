@@ -80,6 +80,17 @@ TEST(OptionsFor, AreThoseOfThePolicyWhateverItsSpelling) {
   EXPECT_EQ(lm::options_for("block_eviction", 100),
             "budget=96,block_size=6,num_sink_tokens=6,recent_window=6");
   EXPECT_EQ(lm::options_for("knorm", 7), "budget=7");
+  // What is protected shrinks with the budget: half of it here, 10 tokens at the most.
+  EXPECT_EQ(lm::options_for("scissorhands", 9), "budget=9,drop=1,recent_window=4");
+}
+
+TEST(OptionsFor, FitBudgetsOfAllSizes) {
+  for (const lm::Contestant& c : lm::lineup_of("all").contestants) {
+    for (const std::size_t budget : {4, 9, 37, 250, 5000}) {
+      EXPECT_NO_THROW((void)runtime().make_sequence(c.policy, lm::options_for(c.policy, budget)))
+          << c.label << " " << budget;
+    }
+  }
 }
 
 // The last one of a key holds.
