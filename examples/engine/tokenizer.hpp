@@ -300,6 +300,12 @@ class Tokenizer {
     }
   }
 
+  /// Tokens in the vocabulary.
+  [[nodiscard]] std::size_t size() const noexcept { return tokens_.size(); }
+  /// True for tokens that are no text: begin and end, roles of a chat.
+  [[nodiscard]] bool is_special(Token token) const {
+    return is_special_[static_cast<std::size_t>(token)];
+  }
   /// True for the tokens with which a model ends its answer.
   [[nodiscard]] bool is_end(Token token) const {
     return std::find(ends_.begin(), ends_.end(), token) != ends_.end();

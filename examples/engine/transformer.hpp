@@ -9,6 +9,7 @@
 #include <Eigen/Core>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -255,6 +256,7 @@ class Transformer {
     }
     const std::size_t wanted = std::min(observer.wants_attention_rows(layer), num_tokens);
     attention_.assign(c.num_q_heads * wanted * longest, 0.0F);
+    log_sums_.resize(c.num_q_heads * wanted);
     attended_.resize(index(num_tokens), index(c.q_size()));
     const std::size_t num_blocks = (num_tokens + kQueryBlock - 1) / kQueryBlock;
     pool_.for_ranges(
@@ -264,20 +266,22 @@ class Transformer {
             const std::size_t q_head = i / num_blocks;
             const std::size_t first = i % num_blocks * kQueryBlock;
             const std::size_t count = std::min(kQueryBlock, num_tokens - first);
+            std::array<float, kQueryBlock> log_sums{};
             attend_block(cache.lane(layer, q_head / c.group_size()), q_head, first, count,
-                         scores.data());
+                         scores.data(), log_sums.data());
             // The newest `wanted` rows are kept for the observer.
             const std::size_t visible =
                 cache.lane(layer, q_head / c.group_size()).size() - (num_tokens - first - count);
             for (std::size_t r = std::max(first, num_tokens - wanted); r < first + count; ++r) {
               const std::size_t kept_row = q_head * wanted + r - (num_tokens - wanted);
               std::copy_n(&scores[(r - first) * visible], visible, &attention_[kept_row * longest]);
+              log_sums_[kept_row] = log_sums[r - first];
             }
           }
         });
     if (wanted > 0) {
-      observer.on_attention(layer,
-                            {attention_.data(), c.num_q_heads, wanted, wanted * longest, longest});
+      observer.on_attention(layer, {attention_.data(), c.num_q_heads, wanted, wanted * longest,
+                                    longest, log_sums_.data()});
     }
     const std::size_t queries = std::min(observer.wants_queries(layer), num_tokens);
     if (queries > 0) {
@@ -287,9 +291,10 @@ class Transformer {
   }
 
   // Queries first .. first + count of the pass, one query head.
-  // Leaves the softmax rows in `scores`, [count, slots that the block's last query sees].
+  // Leaves the softmax rows in `scores`, [count, slots that the block's last query sees], and the
+  // logs of their denominators.
   void attend_block(const KvLane& lane, std::size_t q_head, std::size_t first, std::size_t count,
-                    float* scores) {
+                    float* scores, float* log_sums) {
     const std::size_t head_dim = model_.config().head_dim;
     const Eigen::Index visible = index(lane.size() - (turns_.size() - first - count));
     const auto offset = static_cast<std::ptrdiff_t>(q_head * head_dim);
@@ -303,8 +308,11 @@ class Transformer {
     for (Eigen::Index r = 0; r < rows.rows(); ++r) {
       const Eigen::Index hidden = rows.rows() - 1 - r;  // later tokens of the block
       auto row = rows.row(r).head(visible - hidden).array();
-      row = ((row - row.maxCoeff()) * scale).exp();
-      row *= 1.0F / row.sum();
+      const float largest = row.maxCoeff();
+      row = ((row - largest) * scale).exp();
+      const float sum = row.sum();
+      row *= 1.0F / sum;
+      log_sums[r] = largest * scale + std::log(sum);
       rows.row(r).tail(hidden).setZero();
     }
     Rows out(attended_.row(index(first)).data() + offset, index(count), index(head_dim),
@@ -332,6 +340,7 @@ class Transformer {
   Matrix hidden_, normed_, qkv_, attended_, block_out_, gate_up_, activated_, logits_;
   std::vector<Scratch> scratch_;  // one for each thread
   std::vector<float> attention_;  // rows for an observer
+  std::vector<float> log_sums_;   // their denominators' logs
 };
 
 }  // namespace engine

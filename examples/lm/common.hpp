@@ -46,6 +46,7 @@ class Runtime {
   explicit Runtime(const Common& common)
       : file_(engine::GgufFile::open(common.model)),
         tokenizer_(file_),
+        token_labels_(engine::token_labels(tokenizer_)),
         transformer_(engine::Model(file_), common.num_threads),
         signals_(common.signals == "rows" ? engine::Signals::kRows : engine::Signals::kQueries) {
     const engine::Model& model = transformer_.model();
@@ -63,7 +64,7 @@ class Runtime {
   }
   [[nodiscard]] engine::Sequence make_sequence(const std::string& policy,
                                                const std::string& options) const {
-    return {transformer_, kvevict::make_policy(policy, options, info_)};
+    return {transformer_, kvevict::make_policy(policy, options, info_), token_labels_};
   }
   void check_fits(std::size_t num_tokens, const std::string& what) const {
     if (num_tokens > context_length()) {
@@ -76,6 +77,7 @@ class Runtime {
  private:
   engine::GgufFile file_;
   engine::Tokenizer tokenizer_;
+  std::vector<kvevict::TokenLabel> token_labels_;
   engine::Transformer transformer_;
   kvevict::ModelInfo info_;
   engine::Signals signals_;

@@ -4,6 +4,7 @@
 #include "lm/common.hpp"
 #include "lm/contestants.hpp"
 #include "lm/measure.hpp"
+#include "lm/output_error.hpp"
 #include "lm/prose.hpp"
 #include "lm/recall_task.hpp"
 #include "lm/table.hpp"
@@ -16,6 +17,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -30,7 +32,7 @@ struct CompareOptions {
   std::size_t prompt_len = 1000;
   std::size_t num_trials = 5;
   std::size_t decode_tokens = 256;
-  std::vector<std::string> only;
+  std::string policies = "default";
   std::uint64_t seed = 0;
 };
 
@@ -45,6 +47,8 @@ struct CompareRow {
   std::size_t end_bytes = 0;   ///< K and V held at the end, the most of any trial
   // Sums over the trials; what is shown is per trial or per step.
   std::size_t num_trials = 0;
+  double output_error = 0;  ///< PromptOutputError, of those that cut at the prompt's end
+  std::size_t num_cuts = 0;
   double prefill_seconds = 0;
   std::size_t num_steps = 0;  ///< decode steps
   double decode_seconds = 0;
@@ -61,24 +65,13 @@ struct Run {
   std::size_t tokens;
 };
 
-[[nodiscard]] inline std::vector<Run> runs(const CompareOptions& options, std::size_t num_tokens,
-                                           bool Contestant::*takes_part) {
+[[nodiscard]] inline std::vector<Run> runs(const Lineup& lineup, const CompareOptions& options,
+                                           std::size_t num_tokens, bool Contestant::*takes_part) {
   std::vector<Run> result;
-  for (const std::string& label : options.only) {
-    if (std::none_of(contestants().begin(), contestants().end(),
-                     [&](const Contestant& c) { return c.label == label; })) {
-      std::string known;
-      for (const Contestant& c : contestants())
-        known += " " + c.label;
-      throw std::invalid_argument("--only: no policy '" + label + "'; known:" + known);
-    }
-  }
-  for (const Contestant& c : contestants()) {
-    const bool wanted = options.only.empty() || std::find(options.only.begin(), options.only.end(),
-                                                          c.label) != options.only.end();
-    if (!(c.*takes_part) || !wanted)
+  for (const Contestant& c : lineup.contestants) {
+    if (!(c.*takes_part))
       continue;
-    if (c.policy == "fullkv") {
+    if (plain(c.policy) == "fullkv") {
       result.push_back({&c, "all", num_tokens});
       continue;
     }
@@ -87,6 +80,37 @@ struct Run {
     }
   }
   return result;
+}
+
+[[nodiscard]] inline engine::Sequence sequence_of(const Runtime& runtime, const Run& run) {
+  const Contestant& c = *run.contestant;
+  return runtime.make_sequence(c.policy, options_for(c.policy, run.tokens, c.fixed));
+}
+
+/// Takes those that are refused, for what they need or for a budget, out of a table before a prompt
+/// is read for nothing, and says why in left_out. Throws where the user named them.
+inline void leave_out_refused(const Runtime& runtime, const CompareOptions& options,
+                              std::size_t num_tokens, bool Contestant::*takes_part,
+                              Lineup& lineup) {
+  std::vector<std::string> refused;
+  for (const Run& run : runs(lineup, options, num_tokens, takes_part)) {
+    const std::string& label = run.contestant->label;
+    if (!refused.empty() && refused.back() == label)
+      continue;
+    try {
+      (void)sequence_of(runtime, run);
+    } catch (const kvevict::InvalidArgument& error) {
+      if (!run.contestant->optional)
+        throw;
+      refused.push_back(label);
+      lineup.left_out.push_back(label + " at " + run.budget + " of " + std::to_string(num_tokens) +
+                                " tokens: " + error.what());
+    }
+  }
+  for (Contestant& c : lineup.contestants) {
+    if (std::find(refused.begin(), refused.end(), c.label) != refused.end())
+      c.*takes_part = false;
+  }
 }
 
 [[nodiscard]] inline std::vector<CompareRow> rows_of(const std::vector<Run>& all) {
@@ -121,8 +145,9 @@ inline void finish(CompareRow& row, const engine::Sequence& sequence,
 /// Prompts with a hidden fact, cut at their end, then asked about. A prompt is read once for all.
 [[nodiscard]] inline std::vector<CompareRow> compare_recall(Runtime& runtime,
                                                             const CompareOptions& options,
-                                                            RecallKind kind, Progress& progress) {
-  const std::vector<Run> all = runs(options, options.prompt_len, &Contestant::cuts_prompts);
+                                                            const Lineup& lineup, RecallKind kind,
+                                                            Progress& progress) {
+  const std::vector<Run> all = runs(lineup, options, options.prompt_len, &Contestant::cuts_prompts);
   std::vector<CompareRow> rows = rows_of(all);
   for (std::size_t t = 0; t < options.num_trials; ++t) {
     // Depths from 10 % to 90 %.
@@ -138,14 +163,14 @@ inline void finish(CompareRow& row, const engine::Sequence& sequence,
     std::vector<std::unique_ptr<engine::Sequence>> sequences;
     std::vector<engine::Sequence*> pointers;
     for (const Run& run : all) {
-      sequences.push_back(std::make_unique<engine::Sequence>(runtime.make_sequence(
-          run.contestant->policy,
-          options_for(run.contestant->policy, run.tokens, run.contestant->fixed))));
+      sequences.push_back(std::make_unique<engine::Sequence>(sequence_of(runtime, run)));
       pointers.push_back(sequences.back().get());
     }
+    PromptOutputError output_error(pointers[0]->view().shape(), pointers.size());
     const auto start = std::chrono::steady_clock::now();
-    engine::read_prompt_together(runtime.transformer(), trial.prompt, pointers, runtime.signals());
-    double prefill = seconds_since(start);
+    engine::read_prompt_together(runtime.transformer(), trial.prompt, pointers, runtime.signals(),
+                                 engine::kPromptChunk, &output_error);
+    double prefill = seconds_since(start) - output_error.seconds();
     for (const engine::Sequence* s : pointers) {
       prefill -= s->seconds().observe + s->seconds().select + s->seconds().evict;
     }
@@ -155,6 +180,8 @@ inline void finish(CompareRow& row, const engine::Sequence& sequence,
       const AnswerResult answers = ask(runtime, trial, *sequences[i]);
       rows[i].answers.num_right += answers.num_right;
       rows[i].answers.num_questions += answers.num_questions;
+      rows[i].output_error += output_error.relative(i).value_or(0);
+      rows[i].num_cuts += output_error.relative(i).has_value() ? 1 : 0;
       rows[i].prefill_seconds += prefill;
       rows[i].prompt_policy_seconds += before.observe + before.select + before.evict;
       rows[i].num_steps += answers.num_steps;
@@ -169,15 +196,14 @@ inline void finish(CompareRow& row, const engine::Sequence& sequence,
 /// A text predicted token by token while the cache is held at the budget.
 [[nodiscard]] inline std::vector<CompareRow> compare_decode(Runtime& runtime,
                                                             const CompareOptions& options,
+                                                            const Lineup& lineup,
                                                             std::span<const Token> text,
                                                             Progress& progress) {
   constexpr std::size_t kPromptLen = 16;
-  const std::vector<Run> all = runs(options, text.size(), &Contestant::cuts_decode);
+  const std::vector<Run> all = runs(lineup, options, text.size(), &Contestant::cuts_decode);
   std::vector<CompareRow> rows = rows_of(all);
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    engine::Sequence sequence = runtime.make_sequence(
-        all[i].contestant->policy,
-        options_for(all[i].contestant->policy, all[i].tokens, all[i].contestant->fixed));
+    engine::Sequence sequence = sequence_of(runtime, all[i]);
     const auto start = std::chrono::steady_clock::now();
     engine::read_prompt(runtime.transformer(), text.first(kPromptLen), sequence, runtime.signals());
     rows[i].prefill_seconds = seconds_since(start);
@@ -209,25 +235,43 @@ inline void finish(CompareRow& row, const engine::Sequence& sequence,
   return row.num_trials > 0 ? sum / static_cast<double>(row.num_trials) : 0;
 }
 
+/// Per cut; none where nothing was cut at a prompt's end.
+[[nodiscard]] inline std::optional<double> output_error(const CompareRow& row) {
+  if (row.num_cuts == 0)
+    return std::nullopt;
+  return row.output_error / static_cast<double>(row.num_cuts);
+}
+
 inline void print_rows(const std::vector<CompareRow>& rows, bool recall) {
-  Table table({"policy", "budget", recall ? "recall" : "NLL", "peak MB", "end MB", "read s",
-               "tok/s", "score", "select", "%", "evicted"});
+  std::vector<std::string> header = {"policy", "budget", recall ? "recall" : "NLL"};
+  if (recall)
+    header.emplace_back("error");
+  for (const char* name : {"peak MB", "end MB", "tok/s", "score", "select", "%", "evicted"})
+    header.emplace_back(name);
+  Table table(std::move(header));
   for (const CompareRow& row : rows) {
     const engine::PolicySeconds& policy = row.decode_policy;
     const double share =
         row.decode_seconds > 0
             ? 100 * (policy.observe + policy.select + policy.evict) / row.decode_seconds
             : 0;
-    table.add({row.policy,
-               row.budget == "all" ? "all" : row.budget + "=" + std::to_string(row.tokens),
-               recall ? std::to_string(row.answers.num_right) + "/" +
-                            std::to_string(row.answers.num_questions)
-                      : fixed(row.decoded.nll, 3),
-               megabytes(row.peak_bytes), megabytes(row.end_bytes),
-               fixed(per_trial(row.prefill_seconds, row), 2), fixed(steps_per_second(row), 1),
-               fixed(1e3 * per_step(policy.observe, row), 3),
-               fixed(1e3 * per_step(policy.select, row), 3), fixed(share, 1),
-               fixed(per_trial(static_cast<double>(row.evicted), row), 0)});
+    std::vector<std::string> cells = {
+        row.policy, row.budget == "all" ? "all" : row.budget + "=" + std::to_string(row.tokens)};
+    if (recall) {
+      cells.push_back(std::to_string(row.answers.num_right) + "/" +
+                      std::to_string(row.answers.num_questions));
+      const std::optional<double> error = output_error(row);
+      cells.push_back(error ? fixed(*error, 3) : "-");
+    } else {
+      cells.push_back(fixed(row.decoded.nll, 3));
+    }
+    for (std::string& cell : std::vector<std::string>{
+             megabytes(row.peak_bytes), megabytes(row.end_bytes), fixed(steps_per_second(row), 1),
+             fixed(1e3 * per_step(policy.observe, row), 3),
+             fixed(1e3 * per_step(policy.select, row), 3), fixed(share, 1),
+             fixed(per_trial(static_cast<double>(row.evicted), row), 0)})
+      cells.push_back(std::move(cell));
+    table.add(std::move(cells));
   }
   table.print(stdout);
 }
@@ -252,6 +296,8 @@ inline void print_rows(const std::vector<CompareRow>& rows, bool recall) {
     if (recall) {
       one["num_right"] = row.answers.num_right;
       one["num_questions"] = row.answers.num_questions;
+      if (const std::optional<double> error = output_error(row))
+        one["output_error"] = *error;
     } else {
       one["nll"] = row.decoded.nll;
     }
@@ -280,10 +326,16 @@ inline int run_compare(const Common& common, const CompareOptions& options) {
   const std::vector<Token> text = story(runtime, options.decode_tokens);
   runtime.check_fits(text.size(), "--decode-tokens");
 
-  const auto recall = detail::compare_recall(runtime, options, kind, progress);
+  Lineup lineup = lineup_of(options.policies);
+  detail::leave_out_refused(runtime, options, options.prompt_len, &Contestant::cuts_prompts,
+                            lineup);
   // The built-in model was not trained to predict prose.
+  if (!built_in)
+    detail::leave_out_refused(runtime, options, text.size(), &Contestant::cuts_decode, lineup);
+
+  const auto recall = detail::compare_recall(runtime, options, lineup, kind, progress);
   const auto decode = built_in ? std::vector<CompareRow>()
-                               : detail::compare_decode(runtime, options, text, progress);
+                               : detail::compare_decode(runtime, options, lineup, text, progress);
   progress.show("");
   std::printf(
       "%s\n\nPrompt compression: facts in prompts of %zu tokens, the cache cut at the "
@@ -296,14 +348,20 @@ inline int run_compare(const Common& common, const CompareOptions& options) {
     detail::print_rows(decode, false);
   }
   std::printf(
-      "\nMB: memory of K and V really held, the most of any trial. Per trial: read s, the prompt; "
-      "evicted,\nentries of all heads. Per decode step: score, select, the policy's milliseconds; "
-      "%%, its share with\nmoving rows included.\n");
+      "\nerror: |A V - A' V'| / |A V|, what the cut does to the outputs of the prompt's last 16 "
+      "queries;\n-: not cut there. MB: memory of K and V really held, the most of any trial. "
+      "evicted: entries of\nall heads, per trial. Per decode step: score, select, the policy's "
+      "milliseconds; %%, its share with\nmoving rows included.\n");
+  if (!lineup.left_out.empty())
+    std::printf("\nNot run:\n");
+  for (const std::string& reason : lineup.left_out)
+    std::printf("  %s\n", reason.c_str());
   write_json(common.json, {{"model", common.model},
                            {"prompt_len", options.prompt_len},
                            {"decode_tokens", text.size()},
                            {"recall", detail::json_rows(recall, true)},
-                           {"decode", detail::json_rows(decode, false)}});
+                           {"decode", detail::json_rows(decode, false)},
+                           {"not_run", lineup.left_out}});
   return 0;
 }
 

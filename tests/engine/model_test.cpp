@@ -307,6 +307,7 @@ class Recorder : public engine::StepObserver {
     for (std::size_t head = 0; head < rows.num_q_heads; ++head) {
       for (std::size_t r = 0; r < rows.num_rows; ++r) {
         attention.emplace_back(rows.row(head, r), rows.row(head, r) + rows.row_stride);
+        log_sums.push_back(rows.log_sums[head * rows.num_rows + r]);
       }
     }
   }
@@ -326,6 +327,7 @@ class Recorder : public engine::StepObserver {
   std::string calls;
   std::size_t num_attention_rows = 0;
   std::vector<std::vector<float>> attention;  // [num_q_heads * rows]
+  std::vector<float> log_sums;                // the same
   std::vector<std::vector<float>> queries;
   std::vector<float> hidden;
 
@@ -384,6 +386,7 @@ TEST(Observer, AttentionRowsAreTheSoftmaxOfTheQueriesOverRaggedLanes) {
         const double value = slot < visible ? expected[slot] / sum : 0.0;
         ASSERT_NEAR(static_cast<double>(row[slot]), value, 1e-6) << head << " " << r << " " << slot;
       }
+      ASSERT_NEAR(static_cast<double>(recorder.log_sums[head * 70 + r]), std::log(sum), 1e-5);
     }
   }
 }

@@ -1,5 +1,6 @@
 #include "engine/tokenizer.hpp"
 
+#include "engine/eviction.hpp"
 #include "engine/gguf_builder.hpp"
 
 #include <gtest/gtest.h>
@@ -196,6 +197,23 @@ TEST(Tokenizer, RecognisesSpecialTokensTheLongestFirst) {
   const std::vector<Token> plain = tokenizer.encode("<|im_end|>", false);
   EXPECT_EQ(plain.size(), 10U);
   EXPECT_EQ(tokenizer.decode(plain), "<|im_end|>");
+}
+
+// What FastGen is told: a mark is punctuation with the blank before it too, a blank alone is not.
+TEST(TokenLabels, AreThoseOfSpecialTokensAndOfMarks) {
+  Vocabulary vocabulary;
+  vocabulary.words = {"he", "he.", "\u0120,", ".."};
+  vocabulary.merges = {};
+  const Tokenizer tokenizer = vocabulary.tokenizer();
+  const std::vector<kvevict::TokenLabel> labels = engine::token_labels(tokenizer);
+  ASSERT_EQ(labels.size(), 256U + 4 + 3);
+  using kvevict::TokenLabel;
+  for (const int other : {int{'h'}, int{' '}, int{'-'}, 256, 257})
+    EXPECT_EQ(labels[static_cast<std::size_t>(other)], TokenLabel::kOther) << other;
+  for (const int mark : {int{'.'}, int{'?'}, int{'\n'}, 258, 259})
+    EXPECT_EQ(labels[static_cast<std::size_t>(mark)], TokenLabel::kPunctuation) << mark;
+  for (const int special : {260, 261, 262})
+    EXPECT_EQ(labels[static_cast<std::size_t>(special)], TokenLabel::kSpecial) << special;
 }
 
 TEST(Tokenizer, DecodesWhatItEncodes) {

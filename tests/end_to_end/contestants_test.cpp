@@ -1,0 +1,171 @@
+// Who is compared, and whether each policy of the catalogue runs in the engine as its entry says.
+#include "lm/contestants.hpp"
+
+#include "lm/common.hpp"
+#include "lm/output_error.hpp"
+#include "lm/recall_task.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace {
+
+using engine::Sequence;
+using engine::Token;
+
+lm::Runtime& runtime() {
+  static lm::Runtime one({.model = KVEVICT_RECALL_MODEL});
+  return one;
+}
+
+std::vector<Token> tokens(std::size_t count) {
+  std::vector<Token> prompt = lm::make_trial(runtime().file(), runtime().tokenizer(),
+                                             {.kind = lm::RecallKind::kBuiltInModel,
+                                              .prompt_len = count + 20,
+                                              .num_facts = 16,
+                                              .seed = 3})
+                                  .prompt;
+  prompt.resize(count);
+  return prompt;
+}
+
+std::vector<std::string> labels(const lm::Lineup& lineup) {
+  std::vector<std::string> result;
+  for (const lm::Contestant& c : lineup.contestants)
+    result.push_back(c.label);
+  return result;
+}
+
+TEST(Lineup, HasTheControlsAndWhatIsAskedFor) {
+  EXPECT_EQ(labels(lm::lineup_of("snapkv, tova(budget=5,scope=model) + caote,inertiakv-lazy4")),
+            (std::vector<std::string>{"FullKV", "Random", "SnapKV",
+                                      "tova(budget=5,scope=model) + caote", "InertiaKV-Lazy4"}));
+  EXPECT_EQ(labels(lm::lineup_of("default")).size(), lm::contestants().size());
+  EXPECT_EQ(labels(lm::lineup_of("random,FullKV,default")).size(), lm::contestants().size());
+  EXPECT_THROW(lm::lineup_of("snapkv,,h2o"), std::invalid_argument);
+}
+
+// A composition cuts when the policy that it starts from does.
+TEST(Lineup, CompositionTakesPartWhereItsPolicyDoes) {
+  const lm::Lineup lineup = lm::lineup_of("snapkv + caote,epikv(recent_window=8),tova + caote");
+  const auto& c = lineup.contestants;
+  EXPECT_TRUE(c[2].cuts_prompts && !c[2].cuts_decode);
+  EXPECT_TRUE(!c[3].cuts_prompts && c[3].cuts_decode);
+  EXPECT_TRUE(c[4].cuts_prompts && c[4].cuts_decode);
+}
+
+TEST(Lineup, EveryPolicyOfTheCatalogueRunsOrSaysWhatItNeeds) {
+  const lm::Lineup lineup = lm::lineup_of("all");
+  EXPECT_EQ(lineup.contestants.size() + lineup.left_out.size(), engine::policy_names().size());
+  EXPECT_NE(std::find(lineup.left_out.begin(), lineup.left_out.end(),
+                      "HeadKV: needs retrieval scores of the heads (head_scores)"),
+            lineup.left_out.end());
+  for (const lm::PolicyEntry& entry : lm::detail::policy_entries()) {
+    const std::vector<std::string> names = engine::policy_names();
+    EXPECT_NE(std::find(names.begin(), names.end(), entry.policy), names.end()) << entry.policy;
+  }
+}
+
+TEST(OptionsFor, AreThoseOfThePolicyWhateverItsSpelling) {
+  EXPECT_EQ(lm::options_for("H2O", 11), "heavy=5,recent=6");
+  EXPECT_EQ(lm::options_for("full_kv", 11), "");
+  EXPECT_EQ(lm::options_for("Random-Eviction", 40), "budget=40,num_sink_tokens=4,recent_window=20");
+  // 100 / 16 is a block of 6, of which 16 fit.
+  EXPECT_EQ(lm::options_for("block_eviction", 100),
+            "budget=96,block_size=6,num_sink_tokens=6,recent_window=6");
+  EXPECT_EQ(lm::options_for("knorm", 7), "budget=7");
+  // What is protected shrinks with the budget: half of it here, 10 tokens at the most.
+  EXPECT_EQ(lm::options_for("scissorhands", 9), "budget=9,drop=1,recent_window=4");
+}
+
+TEST(OptionsFor, FitBudgetsOfAllSizes) {
+  for (const lm::Contestant& c : lm::lineup_of("all").contestants) {
+    for (const std::size_t budget : {4, 9, 37, 250, 5000}) {
+      EXPECT_NO_THROW((void)runtime().make_sequence(c.policy, lm::options_for(c.policy, budget)))
+          << c.label << " " << budget;
+    }
+  }
+}
+
+// The last one of a key holds.
+TEST(OptionsFor, WhatTheUserWroteComesLast) {
+  EXPECT_EQ(lm::options_for("snapkv(observation_window=8) + caote(raw=true)", 100, "budget=9"),
+            "budget=100,observation_window=32,observation_window=8,budget=9");
+  EXPECT_EQ(lm::options_for("tova + ada(floor=0.1)", 100), "budget=100");
+}
+
+// Tokens go at a prompt's end (or in the first step behind it), or while decoding. What is left is
+// the budget, whatever the policy calls it.
+TEST(Catalogue, CutsWhereItsEntrySays) {
+  const std::vector<Token> text = tokens(160);
+  const std::span<const Token> all(text);
+  constexpr std::size_t kBudget = 32;
+  for (const lm::Contestant& c : lm::lineup_of("all").contestants) {
+    // A share of the attention, or lazy layers, decide how much goes; here nothing may.
+    if (c.label == "FullKV" || c.label == "FastGen" || c.label == "SimLayerKV")
+      continue;
+    SCOPED_TRACE(c.label);
+    const std::string options = lm::options_for(c.policy, kBudget);
+    Sequence prompt = runtime().make_sequence(c.policy, options);
+    engine::read_prompt(runtime().transformer(), all, prompt);
+    engine::decode_step(runtime().transformer(), text[0], prompt);
+    // Where the prompt stays, the one token behind it goes.
+    const std::size_t num_lanes = prompt.cache().num_layers() * prompt.cache().num_kv_heads();
+    EXPECT_EQ(prompt.policy().counters().evicted > num_lanes, c.cuts_prompts);
+
+    Sequence decode = runtime().make_sequence(c.policy, options);
+    engine::read_prompt(runtime().transformer(), all.first(20), decode);
+    for (const Token token : all.subspan(20, 60))
+      engine::decode_step(runtime().transformer(), token, decode);
+    EXPECT_EQ(decode.policy().counters().evicted > 0, c.cuts_decode);
+    EXPECT_EQ(decode.policy().counters().missing_signals, 0U);
+    EXPECT_EQ(decode.policy().counters().non_finite, 0U);
+    if (!c.cuts_decode || c.label == "LagKV")  // which has no budget in all
+      continue;
+    std::size_t held = 0;
+    for (std::size_t lane = 0; lane < num_lanes; ++lane) {
+      const std::size_t heads = decode.cache().num_kv_heads();
+      held += decode.cache().lane(lane / heads, lane % heads).size();
+    }
+    // Blocks of 2: one is being written and one waits for it.
+    const bool in_blocks =
+        c.label == "AdaptiveRKV" || c.label == "BlockEviction" || c.label == "KVCrush";
+    EXPECT_LE(held, num_lanes * (kBudget + (in_blocks ? 3 : 0)));
+    EXPECT_GE(held, num_lanes * kBudget / 2);
+  }
+}
+
+// The query of each of the last 16 tokens of the prompt, whatever else wants queries.
+TEST(PromptOutputError, IsThatOfTheMaskAndNoneWhereNothingIsCut) {
+  const std::vector<Token> text = tokens(300);
+  Sequence full = runtime().make_sequence("fullkv", "");
+  Sequence snap = runtime().make_sequence("snapkv", "budget=100,observation_window=16");
+  Sequence less = runtime().make_sequence("snapkv", "budget=40,observation_window=16");
+  Sequence random = runtime().make_sequence("random_eviction", "budget=100");
+  Sequence tri = runtime().make_sequence("triattention", lm::options_for("triattention", 100));
+  Sequence* const all[] = {&full, &snap, &less, &random, &tri};
+  lm::PromptOutputError error(full.view().shape(), 5);
+  engine::read_prompt_together(runtime().transformer(), text, all, engine::Signals::kRows, 128,
+                               &error);
+  EXPECT_FALSE(error.relative(0).has_value());
+  ASSERT_TRUE(error.relative(1).has_value());
+  EXPECT_GT(*error.relative(1), 0.0);
+  EXPECT_GT(*error.relative(2), *error.relative(1));
+  EXPECT_GT(*error.relative(3), *error.relative(1));
+
+  // The same from a watcher that wants its queries alone.
+  Sequence again = runtime().make_sequence("snapkv", "budget=100,observation_window=16");
+  Sequence* const one[] = {&again};
+  lm::PromptOutputError alone(full.view().shape(), 1);
+  engine::read_prompt_together(runtime().transformer(), text, one, engine::Signals::kRows, 512,
+                               &alone);
+  EXPECT_NEAR(*alone.relative(0), *error.relative(1), 1e-3);
+}
+
+}  // namespace
