@@ -345,6 +345,28 @@ TEST(LlamaCppSession, ForksShareAPrefix) {
   EXPECT_EQ(f.llama.num_used(), 10U);
 }
 
+// The prompt's start is read once; what the end looks at decides as if the policy had read it all.
+TEST(LlamaCppSession, SharesAPromptBetweenPolicies) {
+  Fixture f;
+  Tokens prompt = numbered(20);
+  prompt[9] = FakeLlama::kNeedle;
+  Session<FullKV> base(f.engine, FullKV({}, f.engine.shape()));
+  base.begin_prompt(14);
+  base.feed(std::span(prompt).first(14));
+  Session<SnapKV> session(
+      f.engine,
+      SnapKV({.budget = 5, .observation_window = 4, .pooling = {.kernel_size = 1}},
+             f.engine.shape()),
+      {}, 1);
+  session.begin_prompt(20);
+  session.share_prompt(base);
+  session.feed(std::span(prompt).subspan(14));
+  session.end_prompt();
+  EXPECT_EQ(live_tokens(session, f.llama), (Tokens{FakeLlama::kNeedle, 16, 17, 18, 19}));
+  EXPECT_EQ(base.num_live(), 14U);
+  EXPECT_EQ(f.llama.num_used(), 18U);
+}
+
 TEST(LlamaCppSession, TruncatesAndGoesOn) {
   Fixture f;
   Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 6));

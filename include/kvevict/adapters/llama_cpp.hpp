@@ -526,6 +526,7 @@ class Session final : private Listener {
   [[nodiscard]] P& policy() noexcept { return policy_; }
   [[nodiscard]] const P& policy() const noexcept { return policy_; }
   [[nodiscard]] const SessionCounters& counters() const noexcept { return counters_; }
+  [[nodiscard]] SequenceId sequence_id() const noexcept { return sequence_; }
   /// Tokens in the cache, and their cells and positions in the engine, oldest first.
   [[nodiscard]] std::size_t num_live() const noexcept { return cells_.size(); }
   [[nodiscard]] std::span<const std::int32_t> cells() const noexcept { return cells_; }
@@ -546,6 +547,19 @@ class Session final : private Listener {
   void begin_prompt(std::size_t prompt_len, std::span<const PositionSpan> pinned = {}) {
     policy_.begin(prompt_len, pinned);
     in_prompt_ = true;
+  }
+  /// The prompt that was begun starts with all that `other` holds, whose cells are shared:
+  /// sequences with different policies then read a prompt once. This policy sees nothing of how it
+  /// was read, which is right for those that look at the end of a prompt or at keys. Throws
+  /// InvalidArgument where sequences have cells of their own, or this one is not empty.
+  template <class Q>
+  void share_prompt(const Session<Q, H>& other) {
+    detail::require(engine_->is_unified(), kName, "kv_unified", 0, "must be on to share cells");
+    detail::require(cells_.empty(), kName, "num_live()", cells_.size(), "must be 0");
+    policy_.append(other.num_live());
+    engine_->host().copy(other.sequence_id(), sequence_);
+    cells_.assign(other.cells().begin(), other.cells().end());
+    positions_.assign(other.positions().begin(), other.positions().end());
   }
   void end_prompt() {
     policy_.end_prefill(view());
