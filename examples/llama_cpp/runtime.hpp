@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -78,8 +79,11 @@ class Runtime {
     params.kv_unified = true;
     params.n_threads = params.n_threads_batch = size.num_threads;
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
-    params.cb_eval = kvevict::llama_cpp::eval_callback;
-    params.cb_eval_user_data = &hook_;
+    // Without a tap: cb_eval = kvevict::llama_cpp::eval_callback, cb_eval_user_data = &hook_.
+    params.cb_eval = [](ggml_tensor* node, bool ask, void* self) {
+      return static_cast<Runtime*>(self)->on_node(node, ask);
+    };
+    params.cb_eval_user_data = this;
     // Without a pool of its own ggml starts threads for every node that is asked for.
     ggml_threadpool_params pool = ggml_threadpool_params_default(size.num_threads);
     pool_.reset(ggml_threadpool_new(&pool));
@@ -90,7 +94,13 @@ class Runtime {
     engine_ = std::make_unique<Engine>(kvevict::llama_cpp::Context(context_.get()), hook_);
   }
 
-  [[nodiscard]] llama_context* context() noexcept { return context_.get(); }
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+  ~Runtime() = default;
+
+  /// Called with every attention node that ran, while it is set.
+  std::function<void(const ggml_tensor& node)> tap;
+
   [[nodiscard]] Engine& engine() noexcept { return *engine_; }
   [[nodiscard]] AnyPolicy make_policy(const std::string& name, const std::string& options) const {
     return kvevict::make_policy<Policies>(name, options, {.shape = engine_->shape()});
@@ -114,6 +124,15 @@ class Runtime {
   }
 
  private:
+  bool on_node(ggml_tensor* node, bool ask) {
+    const bool wanted = kvevict::llama_cpp::eval_callback(node, ask, &hook_);
+    if (!tap || node->op != GGML_OP_FLASH_ATTN_EXT)
+      return wanted;
+    if (!ask)
+      tap(*node);
+    return true;
+  }
+
   struct FreePool {
     void operator()(ggml_threadpool* pool) const { ggml_threadpool_free(pool); }
   };
