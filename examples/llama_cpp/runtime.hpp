@@ -65,6 +65,7 @@ struct ContextSize {
   std::uint32_t num_cells = 2048;
   std::uint32_t num_sequences = 1;
   std::int32_t num_threads = 1;
+  ggml_type cache_type = GGML_TYPE_F16;
 };
 
 /// A context with flash attention, its hook and the adapter's engine. Stays where it is.
@@ -78,6 +79,7 @@ class Runtime {
     params.n_seq_max = size.num_sequences;
     params.kv_unified = true;
     params.n_threads = params.n_threads_batch = size.num_threads;
+    params.type_k = params.type_v = size.cache_type;
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     // Without a tap: cb_eval = kvevict::llama_cpp::eval_callback, cb_eval_user_data = &hook_.
     params.cb_eval = [](ggml_tensor* node, bool ask, void* self) {

@@ -250,6 +250,24 @@ TEST(LlamaCppSession, ReadsPromptsThatAreLongerThanTheCache) {
   EXPECT_LE(f.llama.num_used(), 30U);
 }
 
+// It has no scores before the prompt's end; the cut that the cache's size forces goes by nothing,
+// but what comes after it is scored.
+TEST(LlamaCppSession, CutsLongPromptsForPoliciesThatWaitForTheEnd) {
+  Fixture f({.num_cells = 30, .max_ubatch = 16});
+  Session<SnapKV> session(
+      f.engine,
+      SnapKV({.budget = 8, .observation_window = 4, .pooling = {.kernel_size = 1}},
+             f.engine.shape()),
+      {.last_call = 4});
+  Tokens prompt = numbered(99);
+  prompt[90] = FakeLlama::kNeedle;
+  session.prompt(prompt);
+  const Tokens tokens = live_tokens(session, f.llama);
+  EXPECT_EQ(tokens.size(), 8U);
+  EXPECT_EQ(std::count(tokens.begin(), tokens.end(), FakeLlama::kNeedle), 1);
+  EXPECT_EQ(tokens.back(), 98);
+}
+
 TEST(LlamaCppSession, EvictsAndRetriesWhenTheEngineIsFull) {
   Fixture f({.num_cells = 30});
   Session<FullKV> other(f.engine, FullKV({}, f.engine.shape()), {}, 1);

@@ -48,8 +48,11 @@
 //
 // Limits. One set of tokens for all heads and layers is all that llama.cpp can execute. Memory is
 // freed for new tokens and not returned to the system: the cache is as large as n_ctx. Tensors have
-// to lie in host memory. Refused by name: recurrent and hybrid models, sliding windows, latent
-// attention, ALiBi, K and V types other than f32, f16, bf16 and q8_0.
+// to lie in host memory. A prompt that is longer than the cache is cut while it is read, and a
+// policy that scores at a prompt's end (SnapKV) has nothing to go by then. Refused with a
+// sentence: recurrent and hybrid models, sliding windows, latent attention, ALiBi, K and V types
+// other than f32, f16, bf16 and q8_0 (K and queries of a q8_0 cache are rotated alike: products are
+// right, and policies that undo the rotary embedding are not to be used with it).
 KVEVICT_NAMESPACE_BEGIN
 namespace llama_cpp {
 
@@ -469,9 +472,9 @@ class CacheView {
 
 struct SessionOptions {
   /// How what the policy decides per head and layer becomes one set; its scope is always the model.
-  /// The layers that have a say decide everything: on SmolLM2-135M at a tenth of the cache, the sum
-  /// of window attention over all layers finds none of ten planted facts, over the upper half all.
-  /// Empty: the upper half.
+  /// The layers that have a say decide everything: on SmolLM2-135M with 100 of 1000 tokens kept,
+  /// the sum of SnapKV's scores over all layers finds none of five hidden numbers, over the upper
+  /// half four, over layer 17 alone all (examples/llama_cpp). Empty: the upper half.
   Granularity granularity = {.lane_reduce = ScoreReduce::kSum};
   /// Do not even look at the attention of the other layers. For policies whose budgets do not
   /// depend on them; counted in the policy's missing_signals.
