@@ -71,7 +71,8 @@ class FakeLlama {
     std::string refusal = {};
     std::size_t trained_context = 8192;
     bool refuses_removal = false;
-    int result = 0;  // of the next decode, where it is not 0
+    int result = 0;       // of the next decode, which then does nothing, where it is not 0
+    int late_result = 0;  // the same, but the tokens were written: aborted
   };
   struct Cell {
     kvevict::Position position = -1;
@@ -123,7 +124,7 @@ class FakeLlama {
       ubatch(tokens.subspan(done, count), position + static_cast<kvevict::Position>(done), sequence,
              std::span(targets).subspan(done, count), logits);
     }
-    return 0;
+    return std::exchange(options.late_result, 0);
   }
   bool remove(kvevict::llama_cpp::SequenceId sequence, kvevict::Position first,
               kvevict::Position last) {

@@ -299,6 +299,20 @@ TEST(LlamaCppSession, ReportsOtherReturnCodes) {
   EXPECT_EQ(live_tokens(session, f.llama), numbered(5));
 }
 
+// A call that was stopped in its middle has written its tokens: they go again, here and there.
+TEST(LlamaCppSession, TakesBackWhatAFailedCallWrote) {
+  Fixture f;
+  Session<TOVA> session(f.engine, TOVA({.budget = 20}, f.engine.shape()));
+  session.prompt(numbered(4));
+  f.llama.options.late_result = 2;
+  EXPECT_THROW(session.decode(4), EngineError);
+  EXPECT_EQ(live_tokens(session, f.llama), numbered(4));
+  EXPECT_EQ(f.llama.num_used(), 4U);
+  EXPECT_EQ(session.policy().length(), 4U);
+  session.decode(4);
+  EXPECT_EQ(live_tokens(session, f.llama), numbered(5));
+}
+
 TEST(LlamaCppSession, ReportsARefusedRemoval) {
   Fixture f;
   Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 3));
