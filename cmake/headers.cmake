@@ -1,5 +1,6 @@
 # Every public header. A new one is added here by check_headers.cmake -D UPDATE=ON.
 set(KVEVICT_HEADERS
+    include/kvevict/adapters/llama_cpp.hpp
     include/kvevict/allocation/allocation.hpp
     include/kvevict/allocation/apportion.hpp
     include/kvevict/allocation/budget_tables.hpp

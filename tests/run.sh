@@ -61,8 +61,8 @@ case $variant in
     # Golden cases and the choice by name run the same code without it. The debug mode changes the
     # layout of containers.
     target='core_test views_test kernels_test scoring_test temporal_test allocation_test
-      selection_test policies_test fuzz_test engine_test'
-    selection='-R ^(core|views|kernels|scoring|temporal|allocation|selection|policies|fuzz|engine)[.]'
+      selection_test policies_test adapters_test fuzz_test engine_test'
+    selection='-R ^(core|views|kernels|scoring|temporal|allocation|selection|policies|adapters|fuzz|engine)[.]'
     options="$options -DCMAKE_BUILD_TYPE=Debug -DKVEVICT_NATIVE=OFF $own_googletest"
     CXXFLAGS='-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_DEBUG'
     export CXXFLAGS

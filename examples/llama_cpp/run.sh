@@ -1,0 +1,77 @@
+#!/bin/sh
+# sh examples/llama_cpp/run.sh [--help] [recall | bench | endless | check] [OPTION]...
+#
+# Runs SmolLM2-135M-Instruct in llama.cpp, flash attention on, with kvevict evicting through its
+# public API, and prints what the model still finds in its cache (recall, the default), how long a
+# decode step takes (bench), what becomes of text without end in a small cache (endless), or whether
+# the adapter sees the very operands of attention (check).
+# Installs by apt what is missing, fetches the model (93 MB) and llama.cpp (77 MB, the sdist of
+# llama-cpp-python) from PyPI, and builds llama.cpp once in build/llama.cpp (minutes).
+#
+# Options go to the program, for instance --threads 2, recall --trials 4. All of them:
+#   build/llama.cpp/example/kvevict_llama_cpp recall --help
+#
+# In the environment: LLAMA_CPP_PREFIX, where a llama.cpp is installed already.
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/../.." && pwd)
+. "$root/cmake/setup.sh"
+
+sdist=llama-cpp-python==0.3.36
+sdist_name=llama_cpp_python-0.3.36.tar.gz
+sdist_sha256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
+work=$build/llama.cpp
+prefix=${LLAMA_CPP_PREFIX:-$work/installed}
+
+case ${1:-} in
+  --help | -h)
+    print_help
+    exit 0
+    ;;
+  recall | bench | endless | check) ;;
+  *) set -- recall "$@" ;;
+esac
+
+# Leaves the sdist in $work. pip compiles nothing for it.
+fetch_llama() {
+  [ ! -e "$work/$sdist_name" ] || return 0
+  python3 -m pip --version >/dev/null 2>&1 || need_packages python3-pip
+  say "fetching llama.cpp (77 MB) into build/llama.cpp/"
+  python3 -m pip download -q --no-deps --no-binary llama-cpp-python -d "$work/fetch" "$sdist" &&
+    printf '%s  %s\n' "$sdist_sha256" "$work/fetch/$sdist_name" | sha256sum -c - >/dev/null &&
+    mv "$work/fetch/$sdist_name" "$work/"
+}
+
+# Static, so that the example is one file. Without OpenMP: the example attaches a thread pool.
+build_llama() {
+  [ ! -e "$prefix/lib/cmake/llama/llama-config.cmake" ] || return 0
+  mkdir -p "$work/source"
+  fetch_llama || fail "llama.cpp could not be fetched"
+  tar xzf "$work/$sdist_name" -C "$work/source" --strip-components=1
+  say "building llama.cpp in build/llama.cpp/ (minutes, once)"
+  {
+    cmake -S "$work/source/vendor/llama.cpp" -B "$work/build" -DCMAKE_BUILD_TYPE=Release \
+      -DCMAKE_INSTALL_PREFIX="$prefix" -DCMAKE_INSTALL_LIBDIR=lib -DBUILD_SHARED_LIBS=OFF \
+      -DGGML_OPENMP=OFF -DGGML_LLAMAFILE=OFF -DGGML_CCACHE=OFF -DLLAMA_OPENSSL=OFF \
+      -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF \
+      -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF &&
+      nice cmake --build "$work/build" --parallel "$jobs" --target llama &&
+      cmake --install "$work/build"
+  } >"$work/build.log" 2>&1 || {
+    tail -n 20 "$work/build.log" >&2
+    fail "llama.cpp could not be built (build/llama.cpp/build.log)"
+  }
+}
+
+need_base
+build_llama
+say "building the example"
+{
+  cmake -S "$root/examples/llama_cpp" -B "$work/example" -DCMAKE_PREFIX_PATH="$prefix" &&
+    cmake --build "$work/example" --parallel "$jobs" --target kvevict_llama_cpp
+} >"$work/example.log" 2>&1 || {
+  tail -n 40 "$work/example.log" >&2
+  fail "the example could not be built"
+}
+fetch_model
+[ -n "$model" ] || fail "the model could not be fetched (build/models/fetch.log)"
+exec "$work/example/kvevict_llama_cpp" "$@" --model "$model"

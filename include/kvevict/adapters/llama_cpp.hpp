@@ -1,0 +1,954 @@
+#ifndef KVEVICT_ADAPTERS_LLAMA_CPP_HPP_
+#define KVEVICT_ADAPTERS_LLAMA_CPP_HPP_
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
+#include "kvevict/core/keep_mask.hpp"
+#include "kvevict/core/lane.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/core/step_inputs.hpp"
+#include "kvevict/core/types.hpp"
+#include "kvevict/kernels/half.hpp"
+#include "kvevict/selection/projection.hpp"
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <limits>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+// kvevict in llama.cpp, with flash attention on and without a patch: signals come out of the
+// callback that llama_context_params::cb_eval installs, and masks are executed by
+// llama_memory_seq_rm. Not part of kvevict.hpp; include it after llama.h, ggml.h and ggml-backend.h
+// to get the binding at the end of this file. Needs exceptions, which no other header does.
+//
+//   kvevict::llama_cpp::Hook hook;                         // outlives the context, never moves
+//   params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+//   params.cb_eval = kvevict::llama_cpp::eval_callback;
+//   params.cb_eval_user_data = &hook;
+//   llama_context* context = llama_init_from_model(model, params);
+//   kvevict::llama_cpp::Engine engine(kvevict::llama_cpp::Context(context), hook);
+//   kvevict::llama_cpp::Session session(engine, kvevict::SnapKV({.budget = 256}, engine.shape()));
+//   session.prompt(tokens);
+//   for (..) session.decode(token);                        // logits: llama_get_logits_ith(-1)
+//
+// Written against llama.cpp 0.5.0-dev as in llama-cpp-python 0.3.36. It relies on names that are no
+// documented interface ("cache_k_l<layer>", "cache_v_l<layer>", "l_out-<layer>"): Engine checks
+// them with its first decode and refuses what it does not recognise.
+//
+// Limits. One set of tokens for all heads and layers is all that llama.cpp can execute. Memory is
+// freed for new tokens and not returned to the system: the cache is as large as n_ctx. Tensors have
+// to lie in host memory. A prompt that is longer than the cache is cut while it is read, and a
+// policy that scores at a prompt's end (SnapKV) has nothing to go by then. Refused with a
+// sentence: recurrent and hybrid models, sliding windows, latent attention, ALiBi, K and V types
+// other than f32, f16, bf16 and q8_0 (K and queries of a q8_0 cache are rotated alike: products are
+// right, and policies that undo the rotary embedding are not to be used with it).
+KVEVICT_NAMESPACE_BEGIN
+namespace llama_cpp {
+
+using Token = std::int32_t;
+using SequenceId = std::int32_t;
+
+/// The engine did something that the adapter cannot go on with; the session has to be reset.
+class EngineError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// How one element of the cache is stored.
+enum class Storage : std::uint8_t {
+  kF32,
+  kF16,
+  kBF16,
+  kQ8_0,  ///< blocks of 32: binary16 scale, then 32 signed bytes
+  kOther,
+};
+
+/// Where the K or the V of one layer lies. Cell c of KV head h begins at
+/// data + c * cell_stride + h * head_stride; cells of all streams are numbered through.
+struct LayerRows {
+  const std::byte* data = nullptr;
+  std::size_t cell_stride = 0;  ///< in bytes, as is the next
+  std::size_t head_stride = 0;
+  Storage storage = Storage::kOther;
+};
+
+/// What an attention node tells about its layer.
+struct AttentionNode {
+  std::size_t layer = 0;
+  CacheShape shape;  ///< num_layers is not set
+  LayerRows keys;
+  LayerRows values;
+  float max_bias = 0.0F;  ///< ALiBi; 0: none
+  bool host_memory = true;
+  QueryRows queries;  ///< of the ubatch; to be read only after the node ran
+};
+
+/// Who hears of a decode. Cells come first, then the layers in order.
+class Listener {
+ public:
+  Listener() = default;
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
+  virtual ~Listener() = default;
+
+  /// The tokens of this ubatch are written to `cells`, in batch order.
+  virtual void on_cells(std::span<const std::int64_t> cells) = 0;
+  /// Asked before a node runs; true: on_attention follows when it has.
+  virtual bool wants_attention(const AttentionNode& node) = 0;
+  virtual void on_attention(const AttentionNode& node) = 0;
+  virtual bool wants_hidden(std::size_t layer) = 0;
+  virtual void on_hidden(std::size_t layer, const HiddenRows& rows) = 0;
+};
+
+/// The names of ggml that the hook reads, so that a test can stand in for it: `Tensor` has the
+/// members of ggml_tensor.
+template <class G>
+concept TensorLibrary = requires(const typename G::Tensor& tensor) {
+  { tensor.op == G::kFlashAttention } -> std::same_as<bool>;
+  { tensor.op == G::kSetRows } -> std::same_as<bool>;
+  { G::storage(tensor) } -> std::same_as<Storage>;
+  { G::is_host(tensor) } -> std::same_as<bool>;
+};
+
+// Reading nodes.
+namespace nodes {
+
+// N of "<prefix>N".
+[[nodiscard]] inline std::optional<std::size_t> number_behind(const char* name,
+                                                              std::string_view prefix) noexcept {
+  const std::string_view text(name);
+  if (text.substr(0, prefix.size()) != prefix || text.size() == prefix.size())
+    return std::nullopt;
+  std::size_t number = 0;
+  for (const char c : text.substr(prefix.size())) {
+    if (c < '0' || c > '9')
+      return std::nullopt;
+    number = number * 10 + static_cast<std::size_t>(c - '0');
+  }
+  return number;
+}
+
+// The cache tensor that `tensor` is a view of, or a converted copy of a view (an f32 cache is
+// converted for the kernel); null if its name does not say so.
+template <class Tensor>
+[[nodiscard]] const Tensor* cache_behind(const Tensor* tensor, std::string_view prefix) noexcept {
+  for (int depth = 0; tensor != nullptr && depth < 8; ++depth) {
+    if (tensor->view_src != nullptr)
+      tensor = tensor->view_src;
+    if (number_behind(tensor->name, prefix))
+      return tensor;
+    tensor = tensor->src[0];
+  }
+  return nullptr;
+}
+
+template <class Tensor>
+[[nodiscard]] float float_param(const Tensor& tensor, std::size_t index) noexcept {
+  float value = 0;
+  std::memcpy(&value, &tensor.op_params[index], sizeof(value));
+  return value;
+}
+
+template <TensorLibrary G>
+[[nodiscard]] LayerRows layer_rows(const typename G::Tensor& cache, std::size_t heads) noexcept {
+  return {reinterpret_cast<const std::byte*>(cache.data), cache.nb[1], cache.nb[1] / heads,
+          G::storage(cache)};
+}
+
+// Nothing where K or V is not a cache of the kind that is known here.
+template <TensorLibrary G>
+[[nodiscard]] std::optional<AttentionNode> read_attention(const typename G::Tensor& node) noexcept {
+  const auto* q = node.src[0];
+  const auto* k = node.src[1];
+  const auto* v = node.src[2];
+  const auto* key_cache = cache_behind(k, "cache_k_l");
+  const auto* value_cache = cache_behind(v, "cache_v_l");
+  if (q == nullptr || key_cache == nullptr || value_cache == nullptr)
+    return std::nullopt;
+  AttentionNode out;
+  out.layer = *number_behind(key_cache->name, "cache_k_l");
+  out.shape.num_q_heads = static_cast<std::size_t>(q->ne[2]);
+  out.shape.num_kv_heads = static_cast<std::size_t>(k->ne[2]);
+  out.shape.head_dim = static_cast<std::size_t>(k->ne[0]);
+  out.shape.value_dim = static_cast<std::size_t>(v->ne[0]);
+  out.keys = layer_rows<G>(*key_cache, out.shape.num_kv_heads);
+  out.values = layer_rows<G>(*value_cache, out.shape.num_kv_heads);
+  out.max_bias = float_param(node, 1);
+  out.host_memory = G::is_host(*key_cache) && G::is_host(*value_cache) && G::is_host(*q);
+  out.queries = {.data = static_cast<const float*>(q->data),
+                 .num_q_heads = out.shape.num_q_heads,
+                 .num_rows = static_cast<std::size_t>(q->ne[1]),
+                 .head_stride = static_cast<std::ptrdiff_t>(q->nb[2] / sizeof(float)),
+                 .row_stride = static_cast<std::ptrdiff_t>(q->nb[1] / sizeof(float)),
+                 .scale = float_param(node, 0),
+                 .soft_cap = float_param(node, 2)};
+  if (const auto* sinks = node.src[4])
+    out.queries.sink_logits = {static_cast<const float*>(sinks->data), out.shape.num_q_heads};
+  return out;
+}
+
+}  // namespace nodes
+
+/// The user data of cb_eval. Its address goes into the context, so it never moves.
+class Hook {
+ public:
+  Hook() = default;
+  Hook(const Hook&) = delete;
+  Hook& operator=(const Hook&) = delete;
+  ~Hook() = default;
+
+  /// Runs `decode`, a call of llama_decode, with `listener` attached, and returns its result. What
+  /// the listener threw comes out here, since it must not go through the engine's frames.
+  template <class Decode>
+  int listen(Listener& listener, Decode&& decode) {
+    listener_ = &listener;
+    cells_seen_ = false;
+    error_ = nullptr;
+    const int result = decode();
+    listener_ = nullptr;
+    if (error_)
+      std::rethrow_exception(std::exchange(error_, nullptr));
+    return result;
+  }
+
+  /// What cb_eval calls. Graphs outside of listen (warm-up) say nothing.
+  template <TensorLibrary G>
+  bool on_node(const typename G::Tensor& node, bool ask) noexcept {
+    if (listener_ == nullptr || error_)
+      return !ask;  // false behind a node would end the graph
+    try {
+      return ask ? wants<G>(node) : (got<G>(node), true);
+    } catch (...) {
+      error_ = std::current_exception();
+      return !ask;
+    }
+  }
+
+ private:
+  template <TensorLibrary G>
+  bool wants(const typename G::Tensor& node) {
+    if (node.op == G::kFlashAttention) {
+      const auto attention = nodes::read_attention<G>(node);
+      return attention && listener_->wants_attention(*attention);
+    }
+    if (node.op == G::kSetRows) {
+      // Inputs are there before anything runs, so the cells are read without stopping the graph.
+      // Every layer writes to the same ones: the first says it.
+      if (!cells_seen_ && node.view_src != nullptr &&
+          nodes::number_behind(node.view_src->name, "cache_k_l")) {
+        cells_seen_ = true;
+        listener_->on_cells({static_cast<const std::int64_t*>(node.src[1]->data),
+                             static_cast<std::size_t>(node.src[1]->ne[0])});
+      }
+      return false;
+    }
+    const auto layer = nodes::number_behind(node.name, "l_out-");
+    return layer && listener_->wants_hidden(*layer);
+  }
+  template <TensorLibrary G>
+  void got(const typename G::Tensor& node) {
+    if (node.op == G::kFlashAttention) {
+      if (const auto attention = nodes::read_attention<G>(node))
+        listener_->on_attention(*attention);
+    } else if (const auto layer = nodes::number_behind(node.name, "l_out-")) {
+      // Of the last layer only rows that lead to logits are there, maybe none.
+      if (node.ne[1] > 0) {
+        listener_->on_hidden(*layer, {.data = node.data,
+                                      .num_rows = static_cast<std::size_t>(node.ne[1]),
+                                      .hidden_size = static_cast<std::size_t>(node.ne[0]),
+                                      .row_stride_bytes = static_cast<std::ptrdiff_t>(node.nb[1])});
+      }
+    }
+  }
+
+  Listener* listener_ = nullptr;
+  bool cells_seen_ = false;
+  std::exception_ptr error_;
+};
+
+/// What the adapter asks of llama.cpp: a thin table of functions, so that a test can stand in.
+template <class H>
+concept Host = requires(H& host, const H& constant, std::span<const Token> tokens,
+                        Position position, SequenceId sequence, std::uint8_t* buffer,
+                        std::size_t size) {
+  // One llama_decode of one sequence; `true`: logits of the last token. Its return code.
+  { host.decode(tokens, position, sequence, true) } -> std::same_as<int>;
+  { host.remove(sequence, position, position) } -> std::same_as<bool>;
+  host.shift(sequence, position, position, position);
+  host.copy(sequence, sequence);
+  host.clear();
+  { host.state_size(sequence) } -> std::same_as<std::size_t>;
+  { host.get_state(sequence, buffer, size) } -> std::same_as<std::size_t>;
+  { host.set_state(sequence, buffer, size) } -> std::same_as<std::size_t>;
+  { constant.can_shift() } -> std::same_as<bool>;
+  { constant.num_cells() } -> std::same_as<std::size_t>;  // of all streams
+  { constant.num_cells_per_sequence() } -> std::same_as<std::size_t>;
+  { constant.max_batch() } -> std::same_as<std::size_t>;
+  { constant.max_ubatch() } -> std::same_as<std::size_t>;
+  { constant.num_layers() } -> std::same_as<std::size_t>;
+  { constant.trained_context() } -> std::same_as<std::size_t>;
+  // Why the model cannot be served; empty if it can.
+  { constant.refusal() } -> std::convertible_to<std::string_view>;
+};
+
+/// One context and what was learnt of its cache. Clears the memory when it is made; the context
+/// then belongs to the sessions. Not to be moved while there are any.
+template <Host H>
+class Engine {
+ public:
+  /// Decodes one token to see the cache, and clears the memory. Throws InvalidArgument with a
+  /// sentence for a model or a context that cannot be served.
+  Engine(H host, Hook& hook) : host_(std::move(host)), hook_(&hook) {
+    if (const std::string_view reason = host_.refusal(); !reason.empty())
+      detail::throw_invalid_argument(kName, reason);
+    Probe probe(layers_);
+    const Token token = 0;
+    const int result = hook.listen(probe, [&] {
+      return host_.decode({&token, 1}, 0, SequenceId{0}, true);
+    });
+    detail::require(result == 0, kName, "llama_decode", result, "must be 0 for the first token");
+    host_.clear();
+    detail::require(
+        layers_.size() == host_.num_layers(), kName, "attention nodes", layers_.size(),
+        "must be one for each layer, " + std::to_string(host_.num_layers()) +
+            ": is cb_eval set to this hook, flash attention on, and is this the llama.cpp that the "
+            "adapter was written for?");
+    check_layers();
+  }
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+  ~Engine() = default;
+
+  [[nodiscard]] const CacheShape& shape() const noexcept { return shape_; }
+  [[nodiscard]] const AttentionNode& layer(std::size_t layer) const noexcept {
+    return layers_[layer];
+  }
+  [[nodiscard]] H& host() noexcept { return host_; }
+  [[nodiscard]] const H& host() const noexcept { return host_; }
+  [[nodiscard]] Hook& hook() noexcept { return *hook_; }
+
+  /// Whether all sequences share the cells (kv_unified, or only one sequence).
+  [[nodiscard]] bool is_unified() const noexcept {
+    return host_.num_cells() == host_.num_cells_per_sequence();
+  }
+  /// The number of a sequence's first cell.
+  [[nodiscard]] std::int64_t first_cell(SequenceId sequence) const noexcept {
+    return is_unified() ? 0 : static_cast<std::int64_t>(host_.num_cells_per_sequence()) * sequence;
+  }
+  /// Most tokens of a call: one ubatch, so that each call is one pass over the layers, and never
+  /// more than n_batch, which would abort the process.
+  [[nodiscard]] std::size_t max_tokens() const noexcept {
+    return std::min({host_.max_batch(), host_.max_ubatch(), host_.num_cells_per_sequence()});
+  }
+  [[nodiscard]] bool can_shift() const noexcept {
+    const Storage keys = layers_[0].keys.storage;
+    return host_.can_shift() && (keys == Storage::kF16 || keys == Storage::kF32);
+  }
+
+  [[nodiscard]] std::size_t num_sessions() const noexcept { return num_sessions_; }
+  void add_session() noexcept { ++num_sessions_; }
+  void remove_session() noexcept { --num_sessions_; }
+
+ private:
+  static constexpr std::string_view kName = "llama_cpp::Engine";
+
+  class Probe final : public Listener {
+   public:
+    explicit Probe(std::vector<AttentionNode>& layers) : layers_(&layers) {}
+    void on_cells(std::span<const std::int64_t> /*cells*/) override {}
+    bool wants_attention(const AttentionNode& node) override {
+      if (node.layer == layers_->size()) {
+        layers_->push_back(node);
+        layers_->back().queries = {};  // of this call only
+      }
+      return false;
+    }
+    void on_attention(const AttentionNode& /*node*/) override {}
+    bool wants_hidden(std::size_t /*layer*/) override { return false; }
+    void on_hidden(std::size_t /*layer*/, const HiddenRows& /*rows*/) override {}
+
+   private:
+    std::vector<AttentionNode>* layers_;
+  };
+
+  void check_layers() {
+    shape_ = layers_[0].shape;
+    shape_.num_layers = layers_.size();
+    for (AttentionNode& node : layers_) {
+      node.shape.num_layers = layers_.size();
+      detail::check_same_shape(node.shape, shape_, kName);
+      detail::require(node.max_bias == 0.0F, kName, "ALiBi max_bias", node.max_bias, "must be 0");
+      detail::require(
+          node.keys.storage != Storage::kOther && node.values.storage != Storage::kOther, kName,
+          "layer", node.layer, "must store K and V as f32, f16, bf16 or q8_0");
+      detail::require(node.host_memory, kName, "layer", node.layer,
+                      "must have its cache in host memory");
+    }
+    detail::check_shape(shape_, kName);
+  }
+
+  H host_;
+  Hook* hook_;
+  CacheShape shape_;
+  std::vector<AttentionNode> layers_;  // [num_layers]
+  std::size_t num_sessions_ = 0;
+};
+
+/// The cells of one sequence as a policy sees them: in the order of their positions, whatever the
+/// order of the cells is. Borrows the engine and the cells.
+template <class E>
+class CacheView {
+ public:
+  CacheView(const E& engine, std::span<const std::int32_t> cells) noexcept
+      : engine_(&engine), cells_(cells) {}
+
+  [[nodiscard]] const CacheShape& shape() const noexcept { return engine_->shape(); }
+  [[nodiscard]] Lane lane(std::size_t layer, std::size_t kv_head) const noexcept {
+    const AttentionNode& node = engine_->layer(layer);
+    return {cells_.size(),
+            rows(node.keys, layer, kv_head, load_q8_0<true>),
+            rows(node.values, layer, kv_head, load_q8_0<false>),
+            {}};
+  }
+
+ private:
+  using Load = void (*)(const void*, std::size_t, std::size_t, std::size_t, float*) noexcept;
+
+  [[nodiscard]] Rows rows(const LayerRows& stored, std::size_t layer, std::size_t kv_head,
+                          Load load) const noexcept {
+    Rows rows;
+    if (stored.storage == Storage::kQ8_0) {
+      rows.load_row = load;
+      rows.cache = this;
+      rows.layer = layer;
+      rows.kv_head = kv_head;
+      return rows;
+    }
+    rows.type = stored.storage == Storage::kF32   ? ElementType::kF32
+                : stored.storage == Storage::kF16 ? ElementType::kF16
+                                                  : ElementType::kBF16;
+    rows.data = stored.data + kv_head * stored.head_stride;
+    rows.dim_stride_bytes = static_cast<std::ptrdiff_t>(element_size(rows.type));
+    rows.page_table = cells_.data();
+    rows.page_size = 1;
+    rows.page_stride_bytes = static_cast<std::ptrdiff_t>(stored.cell_stride);
+    return rows;
+  }
+
+  template <bool kIsKey>
+  static void load_q8_0(const void* cache, std::size_t layer, std::size_t kv_head, std::size_t slot,
+                        float* row) noexcept {
+    constexpr std::size_t kBlock = 32;
+    const auto& view = *static_cast<const CacheView*>(cache);
+    const AttentionNode& node = view.engine_->layer(layer);
+    const LayerRows& stored = kIsKey ? node.keys : node.values;
+    const std::size_t size = kIsKey ? node.shape.head_dim : node.shape.value_size();
+    const std::byte* block = stored.data +
+                             static_cast<std::size_t>(view.cells_[slot]) * stored.cell_stride +
+                             kv_head * stored.head_stride;
+    for (std::size_t first = 0; first < size; first += kBlock, block += 2 + kBlock) {
+      std::uint16_t half = 0;
+      std::memcpy(&half, block, sizeof(half));
+      const float scale = kernels::from_f16(half);
+      for (std::size_t i = 0; i < std::min(kBlock, size - first); ++i)
+        row[first + i] = scale * static_cast<float>(std::to_integer<std::int8_t>(block[2 + i]));
+    }
+  }
+
+  const E* engine_;
+  std::span<const std::int32_t> cells_;
+};
+
+struct SessionOptions {
+  /// How what the policy decides per head and layer becomes one set; its scope is always the model.
+  /// The layers that have a say decide everything: on SmolLM2-135M with 100 of 1000 tokens kept,
+  /// the sum of SnapKV's scores over all layers finds none of five hidden numbers, over the upper
+  /// half four, over layer 17 alone all (examples/llama_cpp). Empty: the upper half.
+  Granularity granularity = {.lane_reduce = ScoreReduce::kSum};
+  /// Do not even look at the attention of the other layers. For policies whose budgets do not
+  /// depend on them; counted in the policy's missing_signals.
+  bool skip_layers_without_say = false;
+  std::size_t last_call = 64;    ///< tokens at the end of a prompt that share a call at least, for
+                                 ///< policies that read attention: the longest window they see
+  std::size_t cut_interval = 1;  ///< behind a prompt, ask the policy every so many tokens
+  bool compact = true;           ///< when the highest cell passes twice the live ones
+  std::size_t max_distance = 0;  ///< from the oldest kept position to the newest; 0: half of the
+                                 ///< context that the model was trained with
+};
+
+struct SessionCounters {
+  std::uint64_t calls = 0;     ///< of llama_decode that succeeded
+  std::uint64_t evicted = 0;   ///< tokens
+  std::uint64_t removals = 0;  ///< runs of them, a call of llama_memory_seq_rm each
+  std::uint64_t full = 0;      ///< calls that found no cells, before an eviction made room
+  std::uint64_t compactions = 0;
+  std::uint64_t shifts = 0;  ///< old blocks that were moved up
+};
+
+/// One sequence of a context and the policy that keeps it small. Positions of the policy are those
+/// of the text; the engine's differ once an old block was moved up, which policies that undo the
+/// rotary embedding (TriAttention) do not know of.
+template <class P, Host H>
+class Session final : private Listener {
+ public:
+  /// Throws InvalidArgument: a policy that needs what llama.cpp does not hand out, a layer that
+  /// does not exist.
+  Session(Engine<H>& engine, P policy, const SessionOptions& options = {}, SequenceId sequence = 0)
+      : engine_(&engine),
+        policy_(std::move(policy)),
+        options_(options),
+        sequence_(sequence),
+        projection_(one_set(options.granularity, engine.shape()), engine.shape()),
+        has_say_(engine.shape().num_layers, 0) {
+    constexpr Inputs kSupplied =
+        Inputs::kAttention | Inputs::kHiddenStates | Inputs::kKeys | Inputs::kValues;
+    detail::require(covers(kSupplied, policy_.required_inputs()), kName, "required_inputs",
+                    static_cast<std::uint32_t>(policy_.required_inputs()),
+                    "must not name the output projection or scores");
+    detail::require(options.cut_interval > 0, kName, "cut_interval", options.cut_interval,
+                    "must be > 0");
+    for (const std::size_t layer : projection_.granularity().layers)
+      has_say_[layer] = 1;
+    if (options_.max_distance == 0)
+      options_.max_distance = std::max<std::size_t>(2, engine.host().trained_context() / 2);
+    engine_->add_session();
+  }
+  ~Session() override { engine_->remove_session(); }
+
+  [[nodiscard]] P& policy() noexcept { return policy_; }
+  [[nodiscard]] const P& policy() const noexcept { return policy_; }
+  [[nodiscard]] const SessionCounters& counters() const noexcept { return counters_; }
+  [[nodiscard]] SequenceId sequence_id() const noexcept { return sequence_; }
+  /// Tokens in the cache, and their cells and positions in the engine, oldest first.
+  [[nodiscard]] std::size_t num_live() const noexcept { return cells_.size(); }
+  [[nodiscard]] std::span<const std::int32_t> cells() const noexcept { return cells_; }
+  [[nodiscard]] std::span<const Position> positions() const noexcept { return positions_; }
+  [[nodiscard]] CacheView<Engine<H>> view() const noexcept { return {*engine_, cells_}; }
+
+  /// Reads a prompt, the first or a further one, in as many calls as it takes, and cuts the cache
+  /// between them and at the end where the policy wants to. The newest token never goes, so
+  /// llama_get_logits_ith(-1) and the next decode are about it. Throws EngineError when no cell
+  /// comes free.
+  void prompt(std::span<const Token> tokens, std::span<const PositionSpan> pinned = {}) {
+    begin_prompt(tokens.size(), pinned);
+    feed(tokens);
+    end_prompt();
+  }
+  /// The same in parts: all of the tokens that begin_prompt announced have to be fed before
+  /// end_prompt.
+  void begin_prompt(std::size_t prompt_len, std::span<const PositionSpan> pinned = {}) {
+    policy_.begin(prompt_len, pinned);
+    in_prompt_ = true;
+  }
+  /// The prompt that was begun starts with all that `other` holds, whose cells are shared:
+  /// sequences with different policies then read a prompt once. This policy sees nothing of how it
+  /// was read, which is right for those that look at the end of a prompt or at keys. Throws
+  /// InvalidArgument where sequences have cells of their own, or this one is not empty.
+  template <class Q>
+  void share_prompt(const Session<Q, H>& other) {
+    detail::require(engine_->is_unified(), kName, "kv_unified", 0, "must be on to share cells");
+    detail::require(cells_.empty(), kName, "num_live()", cells_.size(), "must be 0");
+    policy_.append(other.num_live());
+    engine_->host().copy(other.sequence_id(), sequence_);
+    cells_.assign(other.cells().begin(), other.cells().end());
+    positions_.assign(other.positions().begin(), other.positions().end());
+  }
+  void end_prompt() {
+    policy_.end_prefill(view());
+    in_prompt_ = false;
+    tokens_since_cut_ = 0;
+    evict_if_due();
+  }
+  /// One generated token.
+  void decode(Token token) { feed({&token, 1}); }
+
+  /// Tokens at the end of the sequence; only the last has logits.
+  void feed(std::span<const Token> tokens) {
+    while (!tokens.empty()) {
+      std::size_t limit = engine_->max_tokens();
+      const std::size_t capacity = engine_->host().num_cells_per_sequence();
+      if (cells_.size() + call_size(tokens.size(), limit) > capacity) {
+        evict();
+        limit = std::min(limit, capacity - cells_.size());
+      }
+      std::size_t count = call_size(tokens.size(), limit);
+      while (!call(tokens.first(count), count == tokens.size())) {
+        // No cells, and nothing changed: make room and try the same again, then less.
+        ++counters_.full;
+        if (!evict())
+          count /= 2;
+      }
+      tokens = tokens.subspan(count);
+      close_gap();
+      if (in_prompt_ && !tokens.empty() && policy_.should_evict())
+        evict();
+    }
+    if (!in_prompt_)
+      evict_if_due();
+  }
+
+  /// Cuts the cache now, whether or not the policy would; returns whether a token went.
+  bool evict() {
+    if (cells_.empty())
+      return false;
+    tokens_since_cut_ = 0;
+    const KeepMask* keep = &policy_.select(view(), projection_);
+    if (!keep->keeps(0, 0, cells_.size() - 1)) {
+      // The engine goes on at the highest position plus one and takes no gap. One more than the
+      // budget stays then.
+      with_newest_ = *keep;
+      with_newest_.words(0).back() |= std::uint64_t{1} << ((cells_.size() - 1) % 64);
+      keep = &with_newest_;
+    }
+    std::size_t gone = 0;
+    keep->for_each_evicted_run(0, 0, [&](std::size_t first, std::size_t last) {
+      // Between two neighbours nothing of this sequence lives, so a run of slots is one range of
+      // positions, those that went before included.
+      if (!engine_->host().remove(sequence_, positions_[first], positions_[last - 1] + 1))
+        throw EngineError("llama_memory_seq_rm refused to remove a range of positions");
+      gone += last - first;
+      ++counters_.removals;
+    });
+    policy_.apply(*keep);
+    compact_slots(*keep, 0, cells_);
+    compact_slots(*keep, 0, positions_);
+    counters_.evicted += gone;
+    if (options_.compact && gone > 0 && highest_cell() + 1 > 2 * cells_.size())
+      compact();
+    return gone > 0;
+  }
+
+  /// Moves the live cells to the front by writing the sequence's state out and in again; attention
+  /// then reads no holes. Does nothing (false) where other sequences share the cells, because the
+  /// new cells could not be known.
+  bool compact() {
+    if (cells_.empty() || (engine_->is_unified() && engine_->num_sessions() > 1))
+      return false;
+    const std::size_t size = engine_->host().state_size(sequence_);
+    if (state_.size() < size)
+      state_.resize(size);
+    const std::size_t written = engine_->host().get_state(sequence_, state_.data(), size);
+    if (written == 0 || engine_->host().set_state(sequence_, state_.data(), written) == 0)
+      throw EngineError("the state of the sequence could not be written out and in again");
+    renumber_cells();
+    ++counters_.compactions;
+    return true;
+  }
+
+  /// Forgets every token of the text from `length` on (speculative decoding, an edit).
+  void truncate(std::size_t length) {
+    policy_.truncate(length);
+    const std::size_t live = policy_.sequence().seq_len(0, 0);
+    if (live == cells_.size())
+      return;
+    if (!engine_->host().remove(sequence_, positions_[live], -1))
+      throw EngineError("llama_memory_seq_rm refused to remove the newest positions");
+    cells_.resize(live);
+    positions_.resize(live);
+    dense_ = false;
+  }
+  /// The next request: nothing of this sequence stays, others do.
+  void reset() {
+    engine_->host().remove(sequence_, -1, -1);
+    policy_.reset();
+    cells_.clear();
+    positions_.clear();
+    tokens_since_cut_ = 0;
+    in_prompt_ = false;
+    dense_ = false;
+  }
+  /// A second sequence that begins with all of this one and shares its cells: one that it evicts is
+  /// free when the other has evicted it too. Throws InvalidArgument where sequences have cells of
+  /// their own (kv_unified is off).
+  [[nodiscard]] Session fork(SequenceId sequence) {
+    detail::require(engine_->is_unified(), kName, "kv_unified", 0, "must be on to fork");
+    detail::require(sequence != sequence_, kName, "sequence", sequence, "must be another one");
+    engine_->host().remove(sequence, -1, -1);
+    engine_->host().copy(sequence_, sequence);
+    return Session(*this, sequence);
+  }
+
+ private:
+  static constexpr std::string_view kName = "llama_cpp::Session";
+
+  Session(const Session& other, SequenceId sequence)
+      : engine_(other.engine_),
+        policy_(other.policy_),
+        options_(other.options_),
+        sequence_(sequence),
+        projection_(other.projection_),
+        has_say_(other.has_say_),
+        cells_(other.cells_),
+        positions_(other.positions_),
+        tokens_since_cut_(other.tokens_since_cut_),
+        in_prompt_(other.in_prompt_) {
+    engine_->add_session();
+  }
+
+  [[nodiscard]] static Granularity one_set(Granularity granularity, const CacheShape& shape) {
+    granularity.scope = MaskScope::kModel;
+    if (granularity.layers.empty())
+      granularity.layers = upper_half(shape.num_layers);
+    return granularity;
+  }
+
+  // How many of `rest` tokens go into the next call. The last call of a prompt is long enough for
+  // an observation window.
+  [[nodiscard]] std::size_t call_size(std::size_t rest, std::size_t limit) const {
+    if (rest <= limit)
+      return rest;
+    const std::size_t last = in_prompt_ && covers(policy_.required_inputs(), Inputs::kAttention)
+                                 ? std::min(options_.last_call, limit)
+                                 : 0;
+    return std::min(limit, rest - last);
+  }
+
+  // One llama_decode; false: no cells. The policy hears of the tokens when they are written, so
+  // nothing has to be undone then.
+  bool call(std::span<const Token> tokens, bool is_last) {
+    if (tokens.empty())
+      throw EngineError(
+          "no cell of the cache comes free: the context is smaller than what the "
+          "policy keeps");
+    const std::size_t live = cells_.size();
+    const Position next = live == 0 ? 0 : positions_.back() + 1;
+    try {
+      const int result = engine_->hook().listen(
+          *this, [&] { return engine_->host().decode(tokens, next, sequence_, is_last); });
+      if (result == 1 && cells_.size() == live)
+        return false;
+      if (result != 0)
+        throw EngineError("llama_decode returned " + std::to_string(result));
+      if (cells_.size() != live + tokens.size())
+        throw EngineError("llama_decode was expected to write " + std::to_string(tokens.size()) +
+                          " cells and wrote " + std::to_string(cells_.size() - live));
+    } catch (...) {
+      // Whatever was written is taken back, here and there.
+      if (cells_.size() > live)
+        truncate(policy_.length() - (cells_.size() - live));
+      throw;
+    }
+    if (policy_.wants_cache())
+      policy_.observe_cache(view());
+    tokens_since_cut_ += tokens.size();
+    ++counters_.calls;
+    return true;
+  }
+  void evict_if_due() {
+    if ((tokens_since_cut_ == 0 || tokens_since_cut_ >= options_.cut_interval) &&
+        policy_.should_evict())
+      evict();
+  }
+
+  // Kept tokens that fall far behind ruin the model: the block before the widest gap is moved up to
+  // close it. The engine rotates its keys in the next call.
+  void close_gap() {
+    if (!engine_->can_shift())
+      return;
+    while (static_cast<std::size_t>(positions_.back() - positions_.front()) >
+           options_.max_distance) {
+      std::size_t behind = 0;
+      Position widest = 0;
+      for (std::size_t slot = 1; slot < positions_.size(); ++slot) {
+        const Position gap = positions_[slot] - positions_[slot - 1] - 1;
+        if (gap > widest) {
+          widest = gap;
+          behind = slot;
+        }
+      }
+      if (behind == 0)
+        return;
+      engine_->host().shift(sequence_, positions_.front(), positions_[behind - 1] + 1, widest);
+      for (std::size_t slot = 0; slot < behind; ++slot)
+        positions_[slot] += widest;
+      ++counters_.shifts;
+    }
+  }
+
+  [[nodiscard]] std::size_t highest_cell() const noexcept {
+    return static_cast<std::size_t>(*std::max_element(cells_.begin(), cells_.end()) -
+                                    engine_->first_cell(sequence_));
+  }
+  // set_state fills cells from the front in the order in which they lay.
+  void renumber_cells() {
+    sorted_ = cells_;
+    std::sort(sorted_.begin(), sorted_.end());
+    const auto first = static_cast<std::int32_t>(engine_->first_cell(sequence_));
+    for (std::int32_t& cell : cells_) {
+      cell = first + static_cast<std::int32_t>(
+                         std::lower_bound(sorted_.begin(), sorted_.end(), cell) - sorted_.begin());
+    }
+    dense_ = true;
+  }
+
+  void on_cells(std::span<const std::int64_t> cells) override {
+    // The one thing about compaction that the engine does not promise.
+    if (dense_ &&
+        cells[0] != engine_->first_cell(sequence_) + static_cast<std::int64_t>(cells_.size()))
+      throw EngineError("the cells of a state that was read in are not where they were expected");
+    dense_ = false;
+    policy_.append(cells.size());
+    Position next = positions_.empty() ? 0 : positions_.back() + 1;
+    for (const std::int64_t cell : cells) {
+      cells_.push_back(static_cast<std::int32_t>(cell));
+      positions_.push_back(next++);
+    }
+  }
+  bool wants_attention(const AttentionNode& node) override {
+    return (has_say_[node.layer] != 0 || !options_.skip_layers_without_say) &&
+           policy_.wanted_attention_rows(node.layer) > 0;
+  }
+  void on_attention(const AttentionNode& node) override {
+    if constexpr (requires { policy_.observe_queries(node.layer, node.queries, view()); })
+      policy_.observe_queries(node.layer, node.queries, view());
+  }
+  bool wants_hidden(std::size_t layer) override { return policy_.wants_hidden(layer); }
+  void on_hidden(std::size_t layer, const HiddenRows& rows) override {
+    if constexpr (requires { policy_.observe_hidden(layer, rows); })
+      policy_.observe_hidden(layer, rows);
+  }
+
+  Engine<H>* engine_;
+  P policy_;
+  SessionOptions options_;
+  SequenceId sequence_;
+  Projection projection_;
+  std::vector<std::uint8_t> has_say_;  // [num_layers]
+  std::vector<std::int32_t> cells_;    // by slot
+  std::vector<Position> positions_;    // by slot, the engine's
+  std::size_t tokens_since_cut_ = 0;
+  bool in_prompt_ = false;
+  bool dense_ = false;  // cells were renumbered and not seen since
+  SessionCounters counters_;
+  KeepMask with_newest_;
+  std::vector<std::uint8_t> state_;
+  std::vector<std::int32_t> sorted_;
+};
+
+// The binding, for programs that included llama.h before.
+#if defined(LLAMA_H)
+
+struct Ggml {
+  using Tensor = ggml_tensor;
+  static constexpr ggml_op kFlashAttention = GGML_OP_FLASH_ATTN_EXT;
+  static constexpr ggml_op kSetRows = GGML_OP_SET_ROWS;
+
+  [[nodiscard]] static Storage storage(const ggml_tensor& tensor) noexcept {
+    switch (tensor.type) {
+      case GGML_TYPE_F32:
+        return Storage::kF32;
+      case GGML_TYPE_F16:
+        return Storage::kF16;
+      case GGML_TYPE_BF16:
+        return Storage::kBF16;
+      case GGML_TYPE_Q8_0:
+        return Storage::kQ8_0;
+      default:
+        return Storage::kOther;
+    }
+  }
+  [[nodiscard]] static bool is_host(const ggml_tensor& tensor) noexcept {
+    const ggml_tensor& owner = tensor.view_src != nullptr ? *tensor.view_src : tensor;
+    return owner.buffer != nullptr && ggml_backend_buffer_is_host(owner.buffer);
+  }
+};
+
+/// For llama_context_params::cb_eval, with a Hook as user data.
+inline bool eval_callback(ggml_tensor* node, bool ask, void* hook) {
+  return static_cast<Hook*>(hook)->on_node<Ggml>(*node, ask);
+}
+
+/// A context as the adapter uses it; borrows it.
+class Context {
+ public:
+  explicit Context(llama_context* context) noexcept
+      : context_(context), model_(llama_get_model(context)), memory_(llama_get_memory(context)) {}
+
+  int decode(std::span<const Token> tokens, Position position, SequenceId sequence, bool logits) {
+    tokens_.assign(tokens.begin(), tokens.end());
+    positions_.resize(tokens.size());
+    for (std::size_t i = 0; i < tokens.size(); ++i)
+      positions_[i] = position + static_cast<Position>(i);
+    sequence_ = sequence;
+    num_sequences_.assign(tokens.size(), 1);
+    sequences_.assign(tokens.size(), &sequence_);
+    logits_.assign(tokens.size(), 0);
+    logits_.back() = logits ? 1 : 0;
+    llama_batch batch{};
+    batch.n_tokens = static_cast<std::int32_t>(tokens.size());
+    batch.token = tokens_.data();
+    batch.pos = positions_.data();
+    batch.n_seq_id = num_sequences_.data();
+    batch.seq_id = sequences_.data();
+    batch.logits = logits_.data();
+    return llama_decode(context_, batch);
+  }
+  bool remove(SequenceId sequence, Position first, Position last) {
+    return llama_memory_seq_rm(memory_, sequence, first, last);
+  }
+  void shift(SequenceId sequence, Position first, Position last, Position delta) {
+    llama_memory_seq_add(memory_, sequence, first, last, delta);
+  }
+  void copy(SequenceId from, SequenceId to) { llama_memory_seq_cp(memory_, from, to, -1, -1); }
+  void clear() { llama_memory_clear(memory_, true); }
+  std::size_t state_size(SequenceId sequence) {
+    return llama_state_seq_get_size(context_, sequence);
+  }
+  std::size_t get_state(SequenceId sequence, std::uint8_t* buffer, std::size_t size) {
+    return llama_state_seq_get_data(context_, buffer, size, sequence);
+  }
+  std::size_t set_state(SequenceId sequence, const std::uint8_t* buffer, std::size_t size) {
+    return llama_state_seq_set_data(context_, buffer, size, sequence);
+  }
+  [[nodiscard]] bool can_shift() const { return llama_memory_can_shift(memory_); }
+  [[nodiscard]] std::size_t num_cells() const { return llama_n_ctx(context_); }
+  [[nodiscard]] std::size_t num_cells_per_sequence() const { return llama_n_ctx_seq(context_); }
+  [[nodiscard]] std::size_t max_batch() const { return llama_n_batch(context_); }
+  [[nodiscard]] std::size_t max_ubatch() const { return llama_n_ubatch(context_); }
+  [[nodiscard]] std::size_t num_layers() const {
+    return static_cast<std::size_t>(llama_model_n_layer(model_));
+  }
+  [[nodiscard]] std::size_t trained_context() const {
+    return static_cast<std::size_t>(llama_model_n_ctx_train(model_));
+  }
+  [[nodiscard]] std::string_view refusal() const {
+    if (memory_ == nullptr)
+      return "the model has no cache";
+    if (llama_model_is_recurrent(model_))
+      return "recurrent models have no tokens to evict";
+    if (llama_model_is_hybrid(model_))
+      return "hybrid models keep a state that cannot forget single tokens";
+    if (llama_model_n_swa(model_) > 0)
+      return "models with sliding windows keep two caches, which is not supported";
+    return {};
+  }
+
+ private:
+  llama_context* context_;
+  const llama_model* model_;
+  llama_memory_t memory_;
+  std::vector<llama_token> tokens_;
+  std::vector<llama_pos> positions_;
+  std::vector<std::int32_t> num_sequences_;
+  std::vector<llama_seq_id*> sequences_;
+  std::vector<std::int8_t> logits_;
+  llama_seq_id sequence_ = 0;
+};
+
+#endif  // defined(LLAMA_H)
+
+}  // namespace llama_cpp
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_ADAPTERS_LLAMA_CPP_HPP_

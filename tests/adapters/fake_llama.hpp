@@ -1,0 +1,373 @@
+#ifndef KVEVICT_TESTS_ADAPTERS_FAKE_LLAMA_HPP_
+#define KVEVICT_TESTS_ADAPTERS_FAKE_LLAMA_HPP_
+
+#include "kvevict/adapters/llama_cpp.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+// Stands in for llama.cpp: the memory and the graph's nodes as they were measured there, and a
+// model of a few layers whose keys depend on the token alone.
+namespace kvevict_test {
+
+struct FakeTensor {
+  int op = 0;
+  kvevict::llama_cpp::Storage type = kvevict::llama_cpp::Storage::kF32;
+  std::array<std::int64_t, 4> ne{1, 1, 1, 1};
+  std::array<std::size_t, 4> nb{};
+  std::array<std::int32_t, 16> op_params{};
+  std::array<FakeTensor*, 10> src{};
+  FakeTensor* view_src = nullptr;
+  void* data = nullptr;
+  char name[64] = "";
+  bool on_host = true;
+
+  void set_name(const char* prefix, std::size_t number) {
+    std::snprintf(name, sizeof(name), "%s%zu", prefix, number);
+  }
+  void set_param(std::size_t index, float value) {
+    std::memcpy(&op_params[index], &value, sizeof(value));
+  }
+};
+
+struct FakeGgml {
+  using Tensor = FakeTensor;
+  static constexpr int kFlashAttention = 1;
+  static constexpr int kSetRows = 2;
+  static constexpr int kOther = 3;
+  static kvevict::llama_cpp::Storage storage(const Tensor& tensor) noexcept { return tensor.type; }
+  static bool is_host(const Tensor& tensor) noexcept { return tensor.on_host; }
+};
+
+class FakeLlama {
+ public:
+  using Token = kvevict::llama_cpp::Token;
+  static constexpr std::size_t kLayers = 4, kQHeads = 4, kKvHeads = 2, kDim = 4, kHidden = 3;
+  // What queries look at: the lower half of the layers at commas, the upper half at the needle.
+  static constexpr Token kComma = 100, kNeedle = 101;
+
+  struct Options {
+    std::size_t num_cells = 64;
+    std::size_t num_streams = 1;  // 1: unified
+    std::size_t max_batch = 64;
+    std::size_t max_ubatch = 64;
+    bool converts_keys = false;  // K reaches attention through a copy, as an f32 cache's does
+    bool has_hook = true;
+    bool on_host = true;
+    float max_bias = 0.0F;
+    kvevict::llama_cpp::Storage storage = kvevict::llama_cpp::Storage::kF32;
+    std::string refusal = {};
+    std::size_t trained_context = 8192;
+    bool refuses_removal = false;
+    int result = 0;       // of the next decode, which then does nothing, where it is not 0
+    int late_result = 0;  // the same, but the tokens were written: aborted
+  };
+  struct Cell {
+    kvevict::Position position = -1;
+    std::set<kvevict::llama_cpp::SequenceId> sequences;
+    Token token = -1;
+  };
+  struct Call {
+    kvevict::Position position;
+    std::size_t count;
+    bool logits;
+    friend bool operator==(const Call&, const Call&) = default;
+  };
+
+  FakeLlama(const Options& with, kvevict::llama_cpp::Hook& hook)
+      : options(with), cells(with.num_cells), hook_(&hook) {
+    for (std::size_t layer = 0; layer < kLayers; ++layer) {
+      keys_[layer].resize(with.num_cells * kKvHeads * kDim);
+      values_[layer].resize(keys_[layer].size());
+      make_cache(key_cache_[layer], "cache_k_l", layer, keys_[layer]);
+      make_cache(value_cache_[layer], "cache_v_l", layer, values_[layer]);
+    }
+  }
+  FakeLlama(const FakeLlama&) = delete;
+  FakeLlama& operator=(const FakeLlama&) = delete;
+
+  [[nodiscard]] static float key(Token token, std::size_t layer, std::size_t head, std::size_t c) {
+    if (c == 0)
+      return token == (layer < kLayers / 2 ? kComma : kNeedle) ? (layer < 2 ? 6.0F : 3.0F) : 0.0F;
+    const std::size_t hash = (static_cast<std::size_t>(token) * 31 + layer * 7 + head * 3 + c) % 17;
+    return static_cast<float>(hash) / 17.0F;
+  }
+
+  int decode(std::span<const Token> tokens, kvevict::Position position,
+             kvevict::llama_cpp::SequenceId sequence, bool logits) {
+    if (tokens.size() > options.max_batch || tokens.empty()) {
+      ADD_FAILURE() << tokens.size() << " tokens: the real one aborts the process";
+      return -1;
+    }
+    if (options.result != 0)
+      return std::exchange(options.result, 0);
+    if (position != newest(sequence) + 1)
+      return -1;
+    const std::vector<std::int64_t> targets = free_cells(sequence, tokens.size());
+    if (targets.size() < tokens.size())
+      return 1;
+    calls.push_back({position, tokens.size(), logits});
+    for (std::size_t done = 0; done < tokens.size(); done += options.max_ubatch) {
+      const std::size_t count = std::min(options.max_ubatch, tokens.size() - done);
+      ubatch(tokens.subspan(done, count), position + static_cast<kvevict::Position>(done), sequence,
+             std::span(targets).subspan(done, count), logits);
+    }
+    return std::exchange(options.late_result, 0);
+  }
+  bool remove(kvevict::llama_cpp::SequenceId sequence, kvevict::Position first,
+              kvevict::Position last) {
+    if (options.refuses_removal)
+      return false;
+    removals.emplace_back(first, last);
+    for (Cell& cell : cells) {
+      if (cell.position >= first && (last < 0 || cell.position < last))
+        leave(cell, sequence);
+    }
+    return true;
+  }
+  void shift(kvevict::llama_cpp::SequenceId sequence, kvevict::Position first,
+             kvevict::Position last, kvevict::Position delta) {
+    for (Cell& cell : cells) {
+      if (cell.sequences.count(sequence) > 0 && cell.position >= first && cell.position < last)
+        cell.position += delta;
+    }
+  }
+  void copy(kvevict::llama_cpp::SequenceId from, kvevict::llama_cpp::SequenceId to) {
+    for (Cell& cell : cells) {
+      if (cell.sequences.count(from) > 0)
+        cell.sequences.insert(to);
+    }
+  }
+  void clear() { std::fill(cells.begin(), cells.end(), Cell{}); }
+
+  // The state is the tokens and positions in the order of the cells.
+  std::size_t state_size(kvevict::llama_cpp::SequenceId sequence) const {
+    return 8 * static_cast<std::size_t>(std::count_if(
+                   cells.begin(), cells.end(),
+                   [&](const Cell& cell) { return cell.sequences.count(sequence) > 0; }));
+  }
+  std::size_t get_state(kvevict::llama_cpp::SequenceId sequence, std::uint8_t* buffer,
+                        std::size_t /*size*/) const {
+    std::size_t written = 0;
+    for (const Cell& cell : cells) {
+      if (cell.sequences.count(sequence) == 0)
+        continue;
+      const std::int32_t pair[] = {cell.position, cell.token};
+      std::memcpy(buffer + written, pair, sizeof(pair));
+      written += sizeof(pair);
+    }
+    return written;
+  }
+  std::size_t set_state(kvevict::llama_cpp::SequenceId sequence, const std::uint8_t* buffer,
+                        std::size_t size) {
+    remove(sequence, -1, -1);
+    for (const std::int64_t target : free_cells(sequence, size / 8)) {
+      std::int32_t pair[2];
+      std::memcpy(pair, buffer, sizeof(pair));
+      buffer += sizeof(pair);
+      write(static_cast<std::size_t>(target), pair[1], pair[0], sequence);
+    }
+    return size;
+  }
+
+  // As warm-up does it: nodes of which nobody asked to hear.
+  void warm_up() { emit_layers(std::vector<Token>{1}, {}, 0, true); }
+
+  Options options;
+  std::vector<Cell> cells;
+  std::vector<Call> calls;
+  std::vector<std::pair<kvevict::Position, kvevict::Position>> removals;
+  std::vector<std::size_t> attended;  // layers whose attention node was wanted
+
+  [[nodiscard]] std::size_t num_used() const {
+    return static_cast<std::size_t>(std::count_if(
+        cells.begin(), cells.end(), [](const Cell& cell) { return !cell.sequences.empty(); }));
+  }
+
+ private:
+  void make_cache(FakeTensor& cache, const char* name, std::size_t layer,
+                  std::vector<float>& data) const {
+    const auto row = static_cast<std::int64_t>(kKvHeads * kDim);
+    cache.type = options.storage;
+    cache.ne = {row, static_cast<std::int64_t>(options.num_cells), 1, 1};
+    cache.nb = {4, 4 * kKvHeads * kDim, data.size() * 4, data.size() * 4};
+    cache.data = data.data();
+    cache.on_host = options.on_host;
+    cache.set_name(name, layer);
+  }
+  [[nodiscard]] kvevict::Position newest(kvevict::llama_cpp::SequenceId sequence) const {
+    kvevict::Position position = -1;
+    for (const Cell& cell : cells) {
+      if (cell.sequences.count(sequence) > 0)
+        position = std::max(position, cell.position);
+    }
+    return position;
+  }
+  // The lowest ones of the sequence's stream.
+  [[nodiscard]] std::vector<std::int64_t> free_cells(kvevict::llama_cpp::SequenceId sequence,
+                                                     std::size_t count) const {
+    const std::size_t size = options.num_cells / options.num_streams;
+    const std::size_t first =
+        options.num_streams == 1 ? 0 : static_cast<std::size_t>(sequence) * size;
+    std::vector<std::int64_t> free;
+    for (std::size_t cell = first; cell < first + size && free.size() < count; ++cell) {
+      if (cells[cell].sequences.empty())
+        free.push_back(static_cast<std::int64_t>(cell));
+    }
+    return free;
+  }
+  static void leave(Cell& cell, kvevict::llama_cpp::SequenceId sequence) {
+    cell.sequences.erase(sequence);
+    if (cell.sequences.empty())
+      cell = {};
+  }
+  void write(std::size_t target, Token token, kvevict::Position position,
+             kvevict::llama_cpp::SequenceId sequence) {
+    cells[target] = {position, {sequence}, token};
+    for (std::size_t layer = 0; layer < kLayers; ++layer) {
+      for (std::size_t head = 0; head < kKvHeads; ++head) {
+        for (std::size_t c = 0; c < kDim; ++c)
+          keys_[layer][(target * kKvHeads + head) * kDim + c] = key(token, layer, head, c);
+      }
+    }
+  }
+  void ubatch(std::span<const Token> tokens, kvevict::Position position,
+              kvevict::llama_cpp::SequenceId sequence, std::span<const std::int64_t> targets,
+              bool logits) {
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      write(static_cast<std::size_t>(targets[i]), tokens[i],
+            position + static_cast<kvevict::Position>(i), sequence);
+    }
+    emit_layers(tokens, targets, options.num_cells, logits);
+  }
+
+  bool tell(FakeTensor& node, bool ask) {
+    return options.has_hook ? hook_->on_node<FakeGgml>(node, ask) : !ask;
+  }
+  void run(FakeTensor& node) {
+    if (tell(node, true)) {
+      EXPECT_TRUE(tell(node, false)) << "false ends the real graph";
+    }
+  }
+  void emit_layers(std::span<const Token> tokens, std::span<const std::int64_t> targets,
+                   std::size_t num_cells, bool logits) {
+    const std::size_t count = tokens.size();
+    std::vector<std::int64_t> written(targets.begin(), targets.end());
+    std::vector<float> queries(count * kQHeads * kDim);
+    for (std::size_t i = 0; i < queries.size(); i += kDim)
+      queries[i] = 2.0F;
+    std::vector<float> hidden(count * kHidden, 1.0F);
+    for (std::size_t layer = 0; layer < kLayers; ++layer) {
+      FakeTensor indices;
+      indices.data = written.data();
+      indices.ne[0] = static_cast<std::int64_t>(written.size());
+      if (!written.empty()) {
+        for (FakeTensor* cache : {&key_cache_[layer], &value_cache_[layer]}) {
+          FakeTensor set_rows;
+          set_rows.op = FakeGgml::kSetRows;
+          set_rows.view_src = cache;
+          set_rows.src[1] = &indices;
+          run(set_rows);
+        }
+      }
+      FakeTensor q;
+      q.ne = {kDim, static_cast<std::int64_t>(count), kQHeads, 1};
+      q.nb = {4, 4 * kQHeads * kDim, 4 * kDim, 0};
+      q.data = queries.data();
+      FakeTensor k;
+      k.ne = {kDim, static_cast<std::int64_t>(num_cells), kKvHeads, 1};
+      k.view_src = &key_cache_[layer];
+      k.data = keys_[layer].data();
+      FakeTensor v = k;
+      v.view_src = &value_cache_[layer];
+      v.data = values_[layer].data();
+      FakeTensor copy = k;
+      copy.view_src = nullptr;
+      copy.src[0] = &k;
+      copy.set_name("cache_k_l0 (view) (permuted) (copy)", 0);
+      FakeTensor attention;
+      attention.op = FakeGgml::kFlashAttention;
+      attention.set_name("node_", 21 + layer);  // the real one has no name either
+      attention.src = {&q, options.converts_keys ? &copy : &k, &v};
+      attention.set_param(0, 1.0F);
+      attention.set_param(1, options.max_bias);
+      if (tell(attention, true)) {
+        attended.push_back(layer);
+        EXPECT_TRUE(tell(attention, false));
+      }
+      FakeTensor out;
+      out.op = FakeGgml::kOther;
+      out.set_name("l_out-", layer);
+      const std::size_t rows = layer + 1 < kLayers ? count : (logits ? 1 : 0);
+      out.ne = {kHidden, static_cast<std::int64_t>(rows), 1, 1};
+      out.nb = {4, 4 * kHidden, 0, 0};
+      out.data = hidden.data();
+      run(out);
+    }
+  }
+
+  kvevict::llama_cpp::Hook* hook_;
+  std::array<std::vector<float>, kLayers> keys_;
+  std::array<std::vector<float>, kLayers> values_;
+  std::array<FakeTensor, kLayers> key_cache_;
+  std::array<FakeTensor, kLayers> value_cache_;
+};
+
+/// What an Engine holds; borrows the fake.
+struct FakeHost {
+  FakeLlama* llama;
+
+  int decode(std::span<const FakeLlama::Token> tokens, kvevict::Position position,
+             kvevict::llama_cpp::SequenceId sequence, bool logits) {
+    return llama->decode(tokens, position, sequence, logits);
+  }
+  bool remove(kvevict::llama_cpp::SequenceId sequence, kvevict::Position first,
+              kvevict::Position last) {
+    return llama->remove(sequence, first, last);
+  }
+  void shift(kvevict::llama_cpp::SequenceId sequence, kvevict::Position first,
+             kvevict::Position last, kvevict::Position delta) {
+    llama->shift(sequence, first, last, delta);
+  }
+  void copy(kvevict::llama_cpp::SequenceId from, kvevict::llama_cpp::SequenceId to) {
+    llama->copy(from, to);
+  }
+  void clear() { llama->clear(); }
+  std::size_t state_size(kvevict::llama_cpp::SequenceId sequence) {
+    return llama->state_size(sequence);
+  }
+  std::size_t get_state(kvevict::llama_cpp::SequenceId sequence, std::uint8_t* buffer,
+                        std::size_t size) {
+    return llama->get_state(sequence, buffer, size);
+  }
+  std::size_t set_state(kvevict::llama_cpp::SequenceId sequence, const std::uint8_t* buffer,
+                        std::size_t size) {
+    return llama->set_state(sequence, buffer, size);
+  }
+  [[nodiscard]] bool can_shift() const { return true; }
+  [[nodiscard]] std::size_t num_cells() const { return llama->options.num_cells; }
+  [[nodiscard]] std::size_t num_cells_per_sequence() const {
+    return llama->options.num_cells / llama->options.num_streams;
+  }
+  [[nodiscard]] std::size_t max_batch() const { return llama->options.max_batch; }
+  [[nodiscard]] std::size_t max_ubatch() const { return llama->options.max_ubatch; }
+  [[nodiscard]] std::size_t num_layers() const { return FakeLlama::kLayers; }
+  [[nodiscard]] std::size_t trained_context() const { return llama->options.trained_context; }
+  [[nodiscard]] std::string_view refusal() const { return llama->options.refusal; }
+};
+
+}  // namespace kvevict_test
+
+#endif  // KVEVICT_TESTS_ADAPTERS_FAKE_LLAMA_HPP_

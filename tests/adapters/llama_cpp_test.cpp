@@ -1,0 +1,525 @@
+#include "kvevict/adapters/llama_cpp.hpp"
+
+#include "adapters/fake_llama.hpp"
+#include "kvevict/policies/controls.hpp"
+#include "kvevict/policies/key_geometry.hpp"
+#include "kvevict/policies/snapkv.hpp"
+#include "kvevict/policies/streaming_llm.hpp"
+#include "kvevict/policies/tova.hpp"
+#include "support/errors.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using namespace kvevict;
+using namespace kvevict_test;
+using llama_cpp::EngineError;
+using llama_cpp::Hook;
+using llama_cpp::Storage;
+using Engine = llama_cpp::Engine<FakeHost>;
+template <class P>
+using Session = llama_cpp::Session<P, FakeHost>;
+using Tokens = std::vector<llama_cpp::Token>;
+using Runs = std::vector<std::pair<Position, Position>>;
+using Calls = std::vector<FakeLlama::Call>;
+
+Tokens numbered(std::size_t count) {
+  Tokens tokens(count);
+  for (std::size_t i = 0; i < count; ++i)
+    tokens[i] = static_cast<llama_cpp::Token>(i);
+  return tokens;
+}
+
+/// A fake, its hook, and the engine over both.
+struct Fixture {
+  explicit Fixture(const FakeLlama::Options& options = {})
+      : llama(options, hook), engine(FakeHost{&llama}, hook) {
+    llama.calls.clear();
+    llama.removals.clear();
+  }
+  Hook hook;
+  FakeLlama llama;
+  Engine engine;
+};
+
+StreamingLLM streaming(const Engine& engine, std::size_t sinks, std::size_t recent) {
+  return StreamingLLM({.num_sink_tokens = sinks, .recent_window = recent}, engine.shape());
+}
+
+/// The tokens that the cache holds, oldest first, by the adapter's map and the engine's cells.
+template <class S>
+Tokens live_tokens(const S& session, const FakeLlama& llama) {
+  Tokens tokens;
+  for (std::size_t slot = 0; slot < session.num_live(); ++slot) {
+    const FakeLlama::Cell& cell = llama.cells[static_cast<std::size_t>(session.cells()[slot])];
+    EXPECT_EQ(cell.position, session.positions()[slot]) << "slot " << slot;
+    tokens.push_back(cell.token);
+  }
+  return tokens;
+}
+
+TEST(LlamaCppEngine, LearnsTheCacheFromItsFirstDecode) {
+  Fixture f;
+  EXPECT_EQ(f.engine.shape(),
+            (CacheShape{.num_layers = 4, .num_q_heads = 4, .num_kv_heads = 2, .head_dim = 4}));
+  EXPECT_EQ(f.llama.num_used(), 0U) << "the probe is cleared away";
+}
+
+TEST(LlamaCppEngine, FindsTheCacheBehindAConvertedCopy) {
+  Fixture f({.converts_keys = true});
+  EXPECT_EQ(f.engine.layer(3).layer, 3U);
+}
+
+TEST(LlamaCppEngine, RefusesWithASentence) {
+  const auto refused = [](const FakeLlama::Options& options, std::string_view part) {
+    return refuses([&] { Fixture f(options); }, {"llama_cpp::Engine", part});
+  };
+  EXPECT_TRUE(refused({.has_hook = false}, "attention nodes = 0 must be one for each layer, 4"));
+  EXPECT_TRUE(refused({.refusal = "recurrent models"}, "recurrent models"));
+  EXPECT_TRUE(refused({.on_host = false}, "layer = 0 must have its cache in host memory"));
+  EXPECT_TRUE(refused({.storage = Storage::kOther}, "layer = 0 must store K and V as"));
+  EXPECT_TRUE(refused({.max_bias = 8.0F}, "ALiBi"));
+  EXPECT_TRUE(refused({.result = -3}, "llama_decode = -3"));
+}
+
+TEST(LlamaCppHook, SaysNothingOfGraphsThatNobodyListensTo) {
+  Fixture f;
+  f.llama.warm_up();
+  EXPECT_TRUE(f.llama.attended.empty());
+}
+
+// The whole prompt goes in calls of at most one ubatch; only the very last token has logits.
+TEST(LlamaCppSession, NeverExceedsABatch) {
+  Fixture f({.max_batch = 8, .max_ubatch = 16});
+  Session<FullKV> session(f.engine, FullKV({}, f.engine.shape()));
+  session.prompt(numbered(20));
+  session.decode(7);
+  EXPECT_EQ(f.llama.calls, (Calls{{0, 8, false}, {8, 8, false}, {16, 4, true}, {20, 1, true}}));
+}
+
+// 20 tokens by 8 would leave 4 for the last call, fewer than the window of 6.
+TEST(LlamaCppSession, KeepsTheObservationWindowInOneCall) {
+  Fixture f({.max_ubatch = 8});
+  Session<SnapKV> session(f.engine,
+                          SnapKV({.budget = 10, .observation_window = 6}, f.engine.shape()),
+                          {.last_call = 6});
+  session.prompt(numbered(20));
+  EXPECT_EQ(f.llama.calls, (Calls{{0, 8, false}, {8, 6, false}, {14, 6, true}}));
+  EXPECT_EQ(f.llama.attended, (std::vector<std::size_t>{0, 1, 2, 3})) << "in the last call alone";
+  EXPECT_EQ(session.num_live(), 10U);
+  EXPECT_EQ(session.policy().counters().missing_signals, 0U);
+}
+
+TEST(LlamaCppSession, AsksForNothingThatThePolicyDoesNotRead) {
+  Fixture f;
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 6));
+  session.prompt(numbered(20));
+  EXPECT_TRUE(f.llama.attended.empty());
+}
+
+TEST(LlamaCppSession, LeavesLayersWithoutASayAloneOnRequest) {
+  Fixture f;
+  Session<SnapKV> session(f.engine,
+                          SnapKV({.budget = 10, .observation_window = 6}, f.engine.shape()),
+                          {.skip_layers_without_say = true});
+  session.prompt(numbered(20));
+  EXPECT_EQ(f.llama.attended, (std::vector<std::size_t>{2, 3}));
+  EXPECT_EQ(session.num_live(), 10U);
+}
+
+// Sinks 0, 1 and the last 3 of 12 stay: [2, 9) is one removal. Of 14 then, 9 and 10 are another
+// one, and the gap before them costs nothing.
+TEST(LlamaCppSession, RemovesARunAtOnce) {
+  Fixture f;
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 3), {.compact = false});
+  session.prompt(numbered(12));
+  EXPECT_EQ(f.llama.removals, (Runs{{2, 9}}));
+  session.prompt(Tokens{12, 13});
+  EXPECT_EQ(f.llama.removals, (Runs{{2, 9}, {9, 11}}));
+  EXPECT_EQ(live_tokens(session, f.llama), (Tokens{0, 1, 11, 12, 13}));
+  EXPECT_EQ(session.counters().evicted, 9U);
+}
+
+// Freed cells are filled first, so the order of the cells is not that of the text; the policy sees
+// the text's.
+TEST(LlamaCppSession, FollowsTokensIntoFreedCells) {
+  Fixture f;
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 3), {.compact = false});
+  session.prompt(numbered(12));
+  session.decode(50);
+  session.decode(51);
+  const auto cells = session.cells();
+  EXPECT_EQ(std::vector<std::int32_t>(cells.begin(), cells.end()),
+            (std::vector<std::int32_t>{0, 1, 11, 2, 3}));
+  const Tokens tokens = live_tokens(session, f.llama);
+  EXPECT_EQ(tokens, (Tokens{0, 1, 11, 50, 51}));
+  const auto view = session.view();
+  for (std::size_t layer = 0; layer < 4; ++layer) {
+    const Lane lane = view.lane(layer, 1);
+    ASSERT_EQ(lane.seq_len, 5U);
+    for (std::size_t slot = 0; slot < 5; ++slot) {
+      float row[4];
+      std::memcpy(row, lane.keys.row(slot), sizeof(row));
+      for (std::size_t c = 0; c < 4; ++c)
+        EXPECT_EQ(row[c], FakeLlama::key(tokens[slot], layer, 1, c));
+    }
+  }
+}
+
+// One needle and one comma, and room for one of them: the lower layers shout for the comma.
+TEST(LlamaCppSession, LayersWithASayDecide) {
+  const auto kept = [](const Granularity& granularity) {
+    Fixture f;
+    Session<SnapKV> session(
+        f.engine,
+        SnapKV({.budget = 5, .observation_window = 4, .pooling = {.kernel_size = 1}},
+               f.engine.shape()),
+        {.granularity = granularity});
+    Tokens prompt = numbered(20);
+    prompt[5] = FakeLlama::kComma;
+    prompt[9] = FakeLlama::kNeedle;
+    session.prompt(prompt);
+    EXPECT_EQ(session.num_live(), 5U);
+    return live_tokens(session, f.llama)[0];
+  };
+  EXPECT_EQ(kept({.lane_reduce = ScoreReduce::kSum}), FakeLlama::kNeedle);
+  EXPECT_EQ(kept({.lane_reduce = ScoreReduce::kSum, .layers = {0, 1, 2, 3}}), FakeLlama::kComma);
+  EXPECT_EQ(kept({.lane_reduce = ScoreReduce::kSum, .layers = {3}}), FakeLlama::kNeedle);
+}
+
+// Keys are read after the call, and stay what attention saw of them.
+TEST(LlamaCppSession, ServesPoliciesThatReadKeys) {
+  Fixture f;
+  Session<Knorm> session(f.engine, Knorm({.budget = 12, .recent_window = 1}, f.engine.shape()));
+  Tokens prompt = numbered(20);
+  prompt[9] = FakeLlama::kNeedle;  // a long key
+  session.prompt(prompt);
+  const Tokens tokens = live_tokens(session, f.llama);
+  EXPECT_EQ(tokens.size(), 12U);
+  EXPECT_EQ(std::count(tokens.begin(), tokens.end(), FakeLlama::kNeedle), 0);
+}
+
+TEST(LlamaCppSession, ReadsTheLastRowOfEachStep) {
+  Fixture f;
+  Session<TOVA> session(f.engine, TOVA({.budget = 8}, f.engine.shape()));
+  Tokens prompt = numbered(20);
+  prompt[3] = FakeLlama::kNeedle;
+  session.prompt(prompt);
+  for (llama_cpp::Token token = 30; token < 40; ++token)
+    session.decode(token);
+  EXPECT_EQ(session.num_live(), 8U);
+  const Tokens tokens = live_tokens(session, f.llama);
+  EXPECT_EQ(std::count(tokens.begin(), tokens.end(), FakeLlama::kNeedle), 1);
+  EXPECT_EQ(session.policy().counters().missing_signals, 0U);
+}
+
+// A random policy without protection would sooner or later evict the newest token, behind which
+// the engine takes no other.
+TEST(LlamaCppSession, NeverEvictsTheNewestToken) {
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    Fixture f;
+    Session<RandomEviction> session(
+        f.engine, RandomEviction({.budget = 4, .seed = seed, .shared = true}, f.engine.shape()));
+    session.prompt(numbered(20));
+    for (llama_cpp::Token token = 20; token < 60; ++token) {
+      session.decode(token);
+      EXPECT_EQ(live_tokens(session, f.llama).back(), token);
+      EXPECT_LE(session.num_live(), 5U);
+    }
+  }
+}
+
+// 30 cells and a prompt of 100: chunks with eviction between them, though the policy does not know
+// of the cache's size and would have waited.
+TEST(LlamaCppSession, ReadsPromptsThatAreLongerThanTheCache) {
+  Fixture f({.num_cells = 30, .max_ubatch = 16});
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 18));
+  session.prompt(numbered(100));
+  EXPECT_EQ(session.num_live(), 20U);
+  EXPECT_EQ(live_tokens(session, f.llama).back(), 99);
+  EXPECT_LE(f.llama.num_used(), 30U);
+}
+
+// It has no scores before the prompt's end; the cut that the cache's size forces goes by nothing,
+// but what comes after it is scored.
+TEST(LlamaCppSession, CutsLongPromptsForPoliciesThatWaitForTheEnd) {
+  Fixture f({.num_cells = 30, .max_ubatch = 16});
+  Session<SnapKV> session(
+      f.engine,
+      SnapKV({.budget = 8, .observation_window = 4, .pooling = {.kernel_size = 1}},
+             f.engine.shape()),
+      {.last_call = 4});
+  Tokens prompt = numbered(99);
+  prompt[90] = FakeLlama::kNeedle;
+  session.prompt(prompt);
+  const Tokens tokens = live_tokens(session, f.llama);
+  EXPECT_EQ(tokens.size(), 8U);
+  EXPECT_EQ(std::count(tokens.begin(), tokens.end(), FakeLlama::kNeedle), 1);
+  EXPECT_EQ(tokens.back(), 98);
+}
+
+TEST(LlamaCppSession, EvictsAndRetriesWhenTheEngineIsFull) {
+  Fixture f({.num_cells = 30});
+  Session<FullKV> other(f.engine, FullKV({}, f.engine.shape()), {}, 1);
+  other.prompt(numbered(10));
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 4), {.cut_interval = 1000});
+  session.prompt(numbered(6));
+  for (llama_cpp::Token token = 6; token < 30; ++token)
+    session.decode(token);
+  EXPECT_EQ(session.counters().full, 1U) << "20 cells are left to it";
+  EXPECT_EQ(live_tokens(session, f.llama).back(), 29);
+}
+
+TEST(LlamaCppSession, SaysSoWhenNothingComesFree) {
+  Fixture f({.num_cells = 16});
+  Session<FullKV> session(f.engine, FullKV({}, f.engine.shape()));
+  session.prompt(numbered(16));
+  EXPECT_THROW(session.decode(16), EngineError);
+  EXPECT_EQ(session.num_live(), 16U);
+  EXPECT_EQ(session.policy().length(), 16U) << "the policy has not heard of the token";
+}
+
+TEST(LlamaCppSession, ReportsOtherReturnCodes) {
+  Fixture f;
+  Session<FullKV> session(f.engine, FullKV({}, f.engine.shape()));
+  session.prompt(numbered(4));
+  f.llama.options.result = -3;
+  EXPECT_THROW(session.decode(4), EngineError);
+  session.decode(4);
+  EXPECT_EQ(live_tokens(session, f.llama), numbered(5));
+}
+
+// A call that was stopped in its middle has written its tokens: they go again, here and there.
+TEST(LlamaCppSession, TakesBackWhatAFailedCallWrote) {
+  Fixture f;
+  Session<TOVA> session(f.engine, TOVA({.budget = 20}, f.engine.shape()));
+  session.prompt(numbered(4));
+  f.llama.options.late_result = 2;
+  EXPECT_THROW(session.decode(4), EngineError);
+  EXPECT_EQ(live_tokens(session, f.llama), numbered(4));
+  EXPECT_EQ(f.llama.num_used(), 4U);
+  EXPECT_EQ(session.policy().length(), 4U);
+  session.decode(4);
+  EXPECT_EQ(live_tokens(session, f.llama), numbered(5));
+}
+
+TEST(LlamaCppSession, ReportsARefusedRemoval) {
+  Fixture f;
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 3));
+  f.llama.options.refuses_removal = true;
+  EXPECT_THROW(session.prompt(numbered(12)), EngineError);
+}
+
+// 5 of 40 cells live and one of them is the last: they move to the front in the order of their
+// cells, and the next token goes right behind them.
+TEST(LlamaCppSession, CompactsByTheStateRoundTrip) {
+  Fixture f;
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 3));
+  session.prompt(numbered(40));
+  EXPECT_EQ(session.counters().compactions, 1U);
+  EXPECT_EQ(live_tokens(session, f.llama), (Tokens{0, 1, 37, 38, 39}));
+  EXPECT_EQ(*std::max_element(session.cells().begin(), session.cells().end()), 4);
+  for (llama_cpp::Token token = 40; token < 60; ++token)
+    session.decode(token);
+  EXPECT_EQ(live_tokens(session, f.llama), (Tokens{0, 1, 57, 58, 59}));
+}
+
+TEST(LlamaCppSession, DoesNotCompactCellsThatOthersShare) {
+  Fixture f;
+  Session<FullKV> other(f.engine, FullKV({}, f.engine.shape()), {}, 1);
+  other.prompt(numbered(3));
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 3));
+  session.prompt(numbered(40));
+  EXPECT_FALSE(session.compact());
+  EXPECT_EQ(live_tokens(session, f.llama), (Tokens{0, 1, 37, 38, 39}));
+  EXPECT_EQ(live_tokens(other, f.llama), numbered(3));
+}
+
+// Without kv_unified each sequence has cells of its own, numbered through.
+TEST(LlamaCppSession, KnowsCellsOfASecondStream) {
+  Fixture f({.num_cells = 64, .num_streams = 2});
+  Session<FullKV> first(f.engine, FullKV({}, f.engine.shape()), {}, 0);
+  Session<StreamingLLM> second(f.engine, streaming(f.engine, 2, 3), {}, 1);
+  first.prompt(numbered(8));
+  second.prompt(numbered(20));
+  second.decode(20);
+  EXPECT_EQ(second.counters().compactions, 1U);
+  EXPECT_EQ(live_tokens(second, f.llama), (Tokens{0, 1, 18, 19, 20}));
+  EXPECT_GE(*std::min_element(second.cells().begin(), second.cells().end()), 32);
+  EXPECT_TRUE(refuses([&] { static_cast<void>(first.fork(1)); }, {"kv_unified"}));
+}
+
+TEST(LlamaCppSession, ForksShareAPrefix) {
+  Fixture f;
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 8));
+  session.prompt(numbered(10));
+  {
+    Session<StreamingLLM> fork = session.fork(1);
+    EXPECT_EQ(f.llama.num_used(), 10U);
+    fork.decode(77);  // and 2 goes, here alone
+    session.decode(66);
+    session.decode(67);
+    EXPECT_EQ(live_tokens(fork, f.llama), (Tokens{0, 1, 3, 4, 5, 6, 7, 8, 9, 77}));
+    EXPECT_EQ(live_tokens(session, f.llama), (Tokens{0, 1, 4, 5, 6, 7, 8, 9, 66, 67}));
+    EXPECT_EQ(f.llama.num_used(), 9U + 1U + 2U) << "2 is free, 3 is not";
+    fork.reset();
+  }
+  EXPECT_EQ(f.llama.num_used(), 10U);
+}
+
+// The prompt's start is read once; what the end looks at decides as if the policy had read it all.
+TEST(LlamaCppSession, SharesAPromptBetweenPolicies) {
+  Fixture f;
+  Tokens prompt = numbered(20);
+  prompt[9] = FakeLlama::kNeedle;
+  Session<FullKV> base(f.engine, FullKV({}, f.engine.shape()));
+  base.begin_prompt(14);
+  base.feed(std::span(prompt).first(14));
+  Session<SnapKV> session(
+      f.engine,
+      SnapKV({.budget = 5, .observation_window = 4, .pooling = {.kernel_size = 1}},
+             f.engine.shape()),
+      {}, 1);
+  session.begin_prompt(20);
+  session.share_prompt(base);
+  session.feed(std::span(prompt).subspan(14));
+  session.end_prompt();
+  EXPECT_EQ(live_tokens(session, f.llama), (Tokens{FakeLlama::kNeedle, 16, 17, 18, 19}));
+  EXPECT_EQ(base.num_live(), 14U);
+  EXPECT_EQ(f.llama.num_used(), 18U);
+}
+
+TEST(LlamaCppSession, TruncatesAndGoesOn) {
+  Fixture f;
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 6));
+  session.prompt(numbered(12));
+  session.truncate(10);
+  EXPECT_EQ(live_tokens(session, f.llama), (Tokens{0, 1, 6, 7, 8, 9}));
+  session.decode(55);
+  EXPECT_EQ(live_tokens(session, f.llama), (Tokens{0, 1, 6, 7, 8, 9, 55}));
+  session.truncate(4);  // in a gap: the engine goes on behind what is left
+  session.decode(56);
+  EXPECT_EQ(live_tokens(session, f.llama), (Tokens{0, 1, 56}));
+  session.reset();
+  EXPECT_EQ(f.llama.num_used(), 0U);
+  session.prompt(numbered(3));
+  EXPECT_EQ(live_tokens(session, f.llama), numbered(3));
+}
+
+// Sinks that fall behind by more than 20 positions are moved up, and the text goes on as before.
+TEST(LlamaCppSession, MovesTheOldBlockUp) {
+  Fixture f({.trained_context = 40});
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 8));
+  session.prompt(numbered(12));
+  for (llama_cpp::Token token = 12; token < 90; ++token) {
+    session.decode(token);
+    EXPECT_LE(session.positions().back() - session.positions().front(), 20);
+  }
+  EXPECT_GT(session.counters().shifts, 0U);
+  EXPECT_EQ(live_tokens(session, f.llama), (Tokens{0, 1, 82, 83, 84, 85, 86, 87, 88, 89}));
+}
+
+/// Throws out of the engine's callback.
+struct Thrower final : llama_cpp::Listener {
+  void on_cells(std::span<const std::int64_t> /*cells*/) override {}
+  bool wants_attention(const llama_cpp::AttentionNode& /*node*/) override { return true; }
+  void on_attention(const llama_cpp::AttentionNode& /*node*/) override {
+    throw std::runtime_error("from a listener");
+  }
+  bool wants_hidden(std::size_t /*layer*/) override { return false; }
+  void on_hidden(std::size_t /*layer*/, const HiddenRows& /*rows*/) override {}
+};
+
+TEST(LlamaCppHook, CarriesExceptionsAroundTheEngine) {
+  Fixture f;
+  Thrower thrower;
+  const Tokens token{1};
+  EXPECT_THROW(f.hook.listen(thrower, [&] { return f.llama.decode(token, 0, 0, true); }),
+               std::runtime_error);
+  EXPECT_EQ(f.llama.attended.size(), 1U) << "and nothing is asked for after it";
+}
+
+/// Counts rows of hidden states by layer.
+struct HiddenCounter final : llama_cpp::Listener {
+  void on_cells(std::span<const std::int64_t> /*cells*/) override {}
+  bool wants_attention(const llama_cpp::AttentionNode& /*node*/) override { return false; }
+  void on_attention(const llama_cpp::AttentionNode& /*node*/) override {}
+  bool wants_hidden(std::size_t layer) override { return layer >= 2; }
+  void on_hidden(std::size_t layer, const HiddenRows& rows) override {
+    seen.emplace_back(layer, rows.num_rows);
+    EXPECT_EQ(rows.hidden_size, FakeLlama::kHidden);
+  }
+  std::vector<std::pair<std::size_t, std::size_t>> seen;
+};
+
+// The last layer only has rows that lead to logits: one, or none at all.
+TEST(LlamaCppHook, PassesHiddenStatesThatAreThere) {
+  Fixture f;
+  HiddenCounter counter;
+  const Tokens tokens = numbered(3);
+  f.hook.listen(counter, [&] { return f.llama.decode(tokens, 0, 0, false); });
+  f.hook.listen(counter, [&] { return f.llama.decode(tokens, 3, 0, true); });
+  EXPECT_EQ(counter.seen,
+            (std::vector<std::pair<std::size_t, std::size_t>>{{2, 3}, {2, 3}, {3, 1}}));
+}
+
+/// A cache of one layer in blocks of 8 bits: KV head h of cell c holds (c + h) * i / 8.
+struct Q8Cache {
+  Q8Cache() {
+    for (std::size_t cell = 0; cell < 3; ++cell) {
+      for (std::size_t head = 0; head < 2; ++head) {
+        std::byte* block = bytes + cell * 68 + head * 34;
+        const std::uint16_t eighth = 0x3000;  // 2^-3
+        std::memcpy(block, &eighth, sizeof(eighth));
+        for (std::size_t i = 0; i < 32; ++i)
+          block[2 + i] = static_cast<std::byte>((cell + head) * i);
+      }
+    }
+    node.shape = {.num_layers = 1, .num_q_heads = 2, .num_kv_heads = 2, .head_dim = 32};
+    node.keys = {bytes, 68, 34, Storage::kQ8_0};
+    node.values = node.keys;
+  }
+  [[nodiscard]] const CacheShape& shape() const noexcept { return node.shape; }
+  [[nodiscard]] const llama_cpp::AttentionNode& layer(std::size_t /*layer*/) const noexcept {
+    return node;
+  }
+  std::byte bytes[3 * 68] = {};
+  llama_cpp::AttentionNode node;
+};
+
+TEST(LlamaCppCacheView, ReadsQuantisedRows) {
+  const Q8Cache cache;
+  const std::vector<std::int32_t> cells{2, 0};
+  const llama_cpp::CacheView<Q8Cache> view(cache, cells);
+  const Rows keys = view.lane(0, 1).keys;
+  float row[32];
+  keys.load_row(keys.cache, keys.layer, keys.kv_head, 0, row);
+  EXPECT_EQ(row[31], 3.0F * 31.0F / 8.0F);
+  keys.load_row(keys.cache, keys.layer, keys.kv_head, 1, row);
+  EXPECT_EQ(row[31], 31.0F / 8.0F);
+}
+
+TEST(LlamaCppSession, RefusesWhatTheEngineCannotGive) {
+  Fixture f;
+  EXPECT_TRUE(refuses(
+      [&] {
+        Session<FullKV> session(f.engine, FullKV({}, f.engine.shape()),
+                                {.granularity = {.layers = {4}}});
+      },
+      {"layers = 4", "num_layers"}));
+  EXPECT_TRUE(refuses(
+      [&] { Session<FullKV> session(f.engine, FullKV({}, f.engine.shape()), {.cut_interval = 0}); },
+      {"llama_cpp::Session", "cut_interval = 0"}));
+}
+
+}  // namespace
