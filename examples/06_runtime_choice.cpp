@@ -1,5 +1,6 @@
 // The policy's name and options come from the command line: NAME [key=value,key=value]. The name
 // may be a composition.
+#include "engine/policies.hpp"  // all policies, compiled once
 #include "kvevict/kvevict.hpp"
 
 #include <cstdio>
