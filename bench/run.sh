@@ -31,7 +31,7 @@ while [ $# -gt 0 ]; do
 done
 
 need_base
-configure "$build" -DCMAKE_BUILD_TYPE=Release
+configure "$build" -DCMAKE_BUILD_TYPE=Release -DKVEVICT_BUILD_BENCHMARKS=ON
 build_targets "$build" kvevict_bench
 
 cd "$root"

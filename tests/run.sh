@@ -54,7 +54,7 @@ case $variant in
 esac
 case $variant in
   '')
-    options=-DCMAKE_BUILD_TYPE=Release
+    options='-DCMAKE_BUILD_TYPE=Release -DKVEVICT_BUILD_BENCHMARKS=OFF'
     target=all
     selection=
     ;;
