@@ -39,7 +39,8 @@ class Selection {
     return run(scores, [](std::span<ScoredLane>) {});
   }
   template <class Normalise>
-  std::vector<std::string> run(const Scores& scores, Normalise&& normalise) {
+  std::vector<std::string> run(const Scores& scores, Normalise&& normalise,
+                               bool for_projection = false) {
     std::vector<std::size_t> lengths;
     for (std::size_t layer = 0; layer < shape_.num_layers; ++layer) {
       for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
@@ -55,7 +56,7 @@ class Selection {
           std::copy(scores[lane.lane].begin(), scores[lane.lane].end(), lane.scores.begin());
           ++num_scored;
         },
-        normalise);
+        normalise, {}, for_projection);
     std::vector<std::string> lanes;
     for (std::size_t lane = 0; lane < sequence.num_lanes(); ++lane) {
       lanes.push_back(kvevict_test::text_of(selection.mask(),
@@ -95,6 +96,22 @@ TEST(PoolSelection, ScoresNothingWhereNothingHasToGo) {
   s.allocation.budget = 4;
   EXPECT_EQ(s.run({{kNaN, 0, 0, 0}}), (Texts{"1111"}));
   EXPECT_EQ(s.num_scored, 0U);
+}
+
+// What a projection reads of a lane without candidates does not come from the run before.
+TEST(PoolSelection, ALaneThatIsProtectedAsAWholeScoresZeroForAProjection) {
+  Selection s(1, 1, MaskScope::kModel);
+  s.sequence.append(4);
+  s.allocation.budget = 2;
+  const auto nothing = [](std::span<ScoredLane>) {};
+  EXPECT_EQ(s.run({{5, 6, 7, 8}}, nothing, true), (Texts{"0011"}));
+  EXPECT_EQ(s.selection.lanes()[0].scores[0], 5.0F);
+  s.allocation.budget = 4;
+  s.protection.recent_window = 4;
+  EXPECT_EQ(s.run({{5, 6, 7, 8}}, nothing, true), (Texts{"1111"}));
+  EXPECT_EQ(s.num_scored, 0U);
+  for (const float score : s.selection.lanes()[0].scores)
+    EXPECT_EQ(score, 0.0F);
 }
 
 // A threshold is no budget: what is below it goes though there is room. NaN is below all.

@@ -49,6 +49,14 @@ struct Allocation {
   [[nodiscard]] bool has_threshold() const noexcept {
     return threshold > -std::numeric_limits<float>::infinity();
   }
+  /// Cuts in batches: it is time at `tokens` + `interval` > 0 per lane, down to `tokens`.
+  [[nodiscard]] static Allocation in_batches(std::size_t tokens, std::size_t interval) noexcept {
+    Allocation allocation;
+    allocation.budget = detail::saturating_add(tokens, interval - 1);
+    allocation.headroom = interval - 1;
+    return allocation;
+  }
+
   /// Pools that `num_lanes` lanes of `shape` form.
   [[nodiscard]] std::size_t num_pools(const CacheShape& shape,
                                       std::size_t num_lanes) const noexcept {

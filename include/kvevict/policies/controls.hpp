@@ -147,8 +147,7 @@ struct RandomAttentionRecipe {
         .prompt_gives_way = true};
   }
   static Allocation allocation(const Options& options) noexcept {
-    return {.budget = detail::saturating_add(options.budget, options.interval - 1),
-            .headroom = options.interval - 1};
+    return Allocation::in_batches(options.budget, options.interval);
   }
 
   template <class Visit>

@@ -63,8 +63,7 @@ struct RKVRecipe : CutsEveryStep {
     return {.recent_window = options.observation_window};
   }
   static WholePrompts allocator(const Options& options, const CacheShape& /*shape*/) noexcept {
-    return {{.budget = detail::saturating_add(options.budget, options.buffer - 1),
-             .headroom = options.buffer - 1}};
+    return {Allocation::in_batches(options.budget, options.buffer)};
   }
 
   template <class Visit>

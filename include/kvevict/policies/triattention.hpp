@@ -113,10 +113,10 @@ struct TriAttentionRecipe {
            when(options.mode == TriAttentionMode::kPerHead, MeanOverLayers{first});
   }
   static WholePrompts allocator(const Options& options, const CacheShape& /*shape*/) noexcept {
-    return {{.budget = detail::saturating_add(options.budget, options.interval - 1),
-             .competition = options.mode == TriAttentionMode::kPerHead ? Competition::kModel
-                                                                       : Competition::kLane,
-             .headroom = options.interval - 1}};
+    Allocation allocation = Allocation::in_batches(options.budget, options.interval);
+    if (options.mode == TriAttentionMode::kPerHead)
+      allocation.competition = Competition::kModel;
+    return {allocation};
   }
   static EqualQuotas selector(const Options& /*options*/) noexcept { return {}; }
   static MaskScope scope(const Options& options) noexcept {

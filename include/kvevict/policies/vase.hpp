@@ -70,8 +70,7 @@ struct VaSERecipe {
     return Reserve<ValueRange>(places - std::min(places, options.num_sink_tokens));
   }
   static WholePrompts allocator(const Options& options, const CacheShape& /*shape*/) noexcept {
-    return {{.budget = detail::saturating_add(options.budget, options.interval - 1),
-             .headroom = options.interval - 1}};
+    return {Allocation::in_batches(options.budget, options.interval)};
   }
   static MaskScope scope(const Options& /*options*/) noexcept { return MaskScope::kHead; }
   static Trigger trigger(const Options& /*options*/) noexcept { return Trigger::kEveryStep; }

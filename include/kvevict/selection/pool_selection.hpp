@@ -254,7 +254,9 @@ class PoolSelection {
       slot += mask_.lane_len(l);
     }
     const std::span<ScoredLane> lanes = std::span(lanes_).last(num_lanes);
+    bool scored = false;
     const auto score_lanes = [&] {
+      scored = true;
       for (ScoredLane& lane : lanes) {
         score(lane);
         report_.non_finite += detail::count_non_finite(lane);
@@ -274,11 +276,15 @@ class PoolSelection {
       unused_[first_lane] = std::min(quota - std::min(quota, num_candidates), lost);
     const bool some_go = quota > 0 && quota < num_candidates;
     if (some_go || (for_projection_ && num_candidates > 0)) {
-      if (!allocation.has_threshold())
+      if (!scored)
         score_lanes();
       normalise(lanes);
       if (choose && some_go)
         return choose(lanes, quota);
+    } else if (for_projection_ && !scored) {
+      // Slots that are protected here may be candidates of another lane, and are read then.
+      for (const ScoredLane& lane : lanes)
+        std::fill(lane.scores.begin(), lane.scores.end(), 0.0F);
     }
     if (num_lanes > 1 && quota < num_candidates)
       quota -= keep_floor(allocation, lanes, quota);
