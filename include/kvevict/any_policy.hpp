@@ -323,7 +323,11 @@ class AnyPolicy {
     }
     [[nodiscard]] const KeepMask& select(const ViewRef& view,
                                          Projection& projection) const override {
-      return policy.select(view, projection);
+      if constexpr (requires { policy.select(view, projection); }) {
+        return policy.select(view, projection);
+      } else {
+        detail::throw_invalid_argument(P::kName, "cannot select for a projection");
+      }
     }
     void apply(const KeepMask& mask) override { policy.apply(mask); }
     void truncate(std::size_t new_length) override { policy.truncate(new_length); }
@@ -545,17 +549,18 @@ template <class Policies = NamedPolicies>
 [[nodiscard]] AnyPolicy make_policy(std::string_view name, std::string_view options,
                                     const ModelInfo& model) {
   const std::vector<detail::TextItem> items = detail::split_composition(name);
-  std::unique_ptr<AnyPolicy> made;
-  std::string known;
+  const std::string wanted = detail::plain_name(items[0].name);
+  std::optional<AnyPolicy> made;
   detail::for_each_policy(Policies{}, [&](auto policy) {
     using P = typename decltype(policy)::type;
-    known.append(known.empty() ? "" : ", ").append(P::kName);
-    if (made == nullptr && detail::plain_name(P::kName) == detail::plain_name(items[0].name)) {
-      made = std::make_unique<AnyPolicy>(
-          detail::make_from_text<typename detail::TextMethod<P>::Type>(items, options, model));
-    }
+    if (!made && detail::plain_name(P::kName) == wanted)
+      made = detail::make_from_text<typename detail::TextMethod<P>::Type>(items, options, model);
   });
-  if (made == nullptr) {
+  if (!made) {
+    std::string known;
+    detail::for_each_policy(Policies{}, [&](auto policy) {
+      known.append(known.empty() ? "" : ", ").append(decltype(policy)::type::kName);
+    });
     detail::throw_invalid_argument(
         "make_policy",
         std::string("no policy '").append(items[0].name).append("'; known: ").append(known));

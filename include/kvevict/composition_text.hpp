@@ -124,8 +124,7 @@ struct WithAdditions : Base {
   using Options = OptionsWithAdditions<Base>;
 
   static void check(const Options& options, const CacheShape& shape) {
-    if constexpr (requires { Base::check(options, shape); })
-      Base::check(options, shape);
+    check_recipe<Base>(options, shape);
     // Of a set that heads share, the scores are one by now and the values are still several.
     if (Base::scope(options) != MaskScope::kHead &&
         covers(options.additions.stages.inputs(), Inputs::kValues)) {
@@ -208,35 +207,34 @@ struct PoolPart {
 };
 
 /// A part without options.
-template <class Part>
 struct PlainPart {
   struct Options {};
   template <class Visit>
   static void visit_options(Options& /*options*/, Visit&& /*visit*/) {}
+};
+struct SumToOnePart : PlainPart {
+  static constexpr std::string_view kName = "sum_to_one";
   static void add(const Options& /*options*/, const PartContext& /*context*/, Additions& to) {
-    Part::add(to);
+    to.stages.stages.emplace_back(SumToOne{});
   }
 };
-struct SumToOnePart : PlainPart<SumToOnePart> {
-  static constexpr std::string_view kName = "sum_to_one";
-  using PlainPart::add;
-  static void add(Additions& to) { to.stages.stages.emplace_back(SumToOne{}); }
-};
-struct LayerPart : PlainPart<LayerPart> {
-  static constexpr std::string_view kName = "layer";
-  using PlainPart::add;
-  static void add(Additions& to) { to.competition = Competition::kLayer; }
-};
-struct ModelPart : PlainPart<ModelPart> {
-  static constexpr std::string_view kName = "model";
-  using PlainPart::add;
-  static void add(Additions& to) { to.competition = Competition::kModel; }
-};
-
-struct LayerSharesPart : PlainPart<LayerSharesPart> {
+struct LayerSharesPart : PlainPart {
   static constexpr std::string_view kName = "layer_shares";
-  using PlainPart::add;
-  static void add(Additions& to) { to.stages.stages.emplace_back(SharesOfLayer{}); }
+  static void add(const Options& /*options*/, const PartContext& /*context*/, Additions& to) {
+    to.stages.stages.emplace_back(SharesOfLayer{});
+  }
+};
+struct LayerPart : PlainPart {
+  static constexpr std::string_view kName = "layer";
+  static void add(const Options& /*options*/, const PartContext& /*context*/, Additions& to) {
+    to.competition = Competition::kLayer;
+  }
+};
+struct ModelPart : PlainPart {
+  static constexpr std::string_view kName = "model";
+  static void add(const Options& /*options*/, const PartContext& /*context*/, Additions& to) {
+    to.competition = Competition::kModel;
+  }
 };
 
 struct AdaPart {
@@ -348,11 +346,12 @@ struct TextItem {
 template <class... Parts>
 std::string add_part(PartList<Parts...> /*parts*/, const TextItem& item, const PartContext& context,
                      Additions& additions) {
+  const std::string wanted = plain_name(item.name);
   std::string written;
   std::string known;
   const auto try_part = [&]<class Part>(std::type_identity<Part>) {
     known.append(known.empty() ? "" : ", ").append(Part::kName);
-    if (!written.empty() || plain_name(Part::kName) != plain_name(item.name))
+    if (!written.empty() || plain_name(Part::kName) != wanted)
       return;
     typename Part::Options options;
     read_options<Part>(item.options, options, item.where(Part::kName));

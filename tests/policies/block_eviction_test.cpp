@@ -30,6 +30,10 @@ using kvevict::ScoredLane;
 using Positions = std::vector<Position>;
 using Slots = std::vector<std::size_t>;
 
+// What a wrapped selection reads is asked for by the one around it.
+using CrushOfRKV = kvevict::Composed<kvevict::KVCrushOver<kvevict::AdaptiveRKVRecipe>>;
+static_assert(covers(CrushOfRKV::kRequiredInputs, kvevict::Inputs::kKeys));
+
 constexpr CacheShape kOneHead{.num_layers = 1, .num_q_heads = 1, .num_kv_heads = 1, .head_dim = 2};
 constexpr CacheShape kGroups{.num_layers = 2, .num_q_heads = 4, .num_kv_heads = 2, .head_dim = 2};
 

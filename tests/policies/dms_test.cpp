@@ -219,6 +219,18 @@ TEST(DMS, OverOtherScores) {
   EXPECT_TRUE(mask.keeps(0, 0, 2));
 }
 
+// A look at the cache counts for its own step alone: one that was reset leaves nothing behind.
+TEST(DMS, AStepWithoutALookIsCountedAfterAResetToo) {
+  Session run(options_of(-3, 1), {{1, 1, 1, 1, 1, 1}});
+  run.write(2);
+  run.policy.reset();
+  run.cache.truncate(0);
+  run.cache.append(1);
+  run.policy.append(1);  // nobody calls observe_cache
+  run.policy.append(1);  // ends the step
+  EXPECT_EQ(run.policy.counters().missing_signals, 1U);
+}
+
 TEST(DMS, RefusesAThresholdThatIsNone) {
   EXPECT_TRUE(refuses([] { DMSKnorm(options_of(kNaN, 2), kOneHead); },
                       {"DMSKnorm", "threshold = nan", "must be a number"}));

@@ -237,7 +237,7 @@ TEST(ExternalScores, RefusesWhatCannotBe) {
       [] { ExternalScores({.threshold = std::numeric_limits<float>::quiet_NaN()}, kModel); },
       {"ExternalScores", "threshold"}));
   EXPECT_TRUE(refuses(
-      [] { ExternalScores({.unscored = std::numeric_limits<double>::quiet_NaN()}, kModel); },
+      [] { ExternalScores({.unscored = std::numeric_limits<float>::quiet_NaN()}, kModel); },
       {"ExternalScores", "unscored"}));
   EXPECT_TRUE(
       refuses([] { ExternalScores({.budget = 2, .recent_window = 3}, kModel); }, {"budget = 2"}));

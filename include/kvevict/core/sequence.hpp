@@ -237,6 +237,11 @@ class Sequence {
   bool prompt_in_one_piece_ = false;
 };
 
+/// Lanes of a mask that one layer has.
+[[nodiscard]] inline std::size_t lanes_per_layer(const Sequence& sequence) noexcept {
+  return std::max<std::size_t>(sequence.num_lanes() / sequence.shape().num_layers, 1);
+}
+
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_CORE_SEQUENCE_HPP_

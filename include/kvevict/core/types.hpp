@@ -45,6 +45,20 @@ enum class Inputs : std::uint32_t {
   return (supplied & required) == required;
 }
 
+namespace detail {
+
+/// What a part of a composition says that it needs.
+template <class Part>
+[[nodiscard]] consteval Inputs required_by() {
+  if constexpr (requires { Part::kRequiredInputs; }) {
+    return Part::kRequiredInputs;
+  } else {
+    return Inputs::kNothing;
+  }
+}
+
+}  // namespace detail
+
 /// Which query rows a policy looks at. Fused attention kernels have no rows to give; computing
 /// a few of them again is cheap, computing all of them is the attention itself a second time.
 enum class AttentionUse : std::uint8_t {

@@ -94,8 +94,7 @@ struct AdaKVOver : Base {
       detail::JoinedName<AdaKVRecipe::kName, Base::kName>::kName;
 
   static void check(const Options& options, const CacheShape& shape) {
-    if constexpr (requires { Base::check(options, shape); })
-      Base::check(options, shape);
+    detail::check_recipe<Base>(options, shape);
     detail::require(options.floor >= 0.0 && options.floor <= 1.0, kName, "floor", options.floor,
                     "must be in [0, 1]");
   }

@@ -34,8 +34,7 @@ struct AggregatedOver : Base {
   static constexpr std::string_view kName = detail::JoinedName<kPrefix, Base::kName>::kName;
 
   static void check(const Options& options, const CacheShape& shape) {
-    if constexpr (requires { Base::check(options, shape); })
-      Base::check(options, shape);
+    detail::check_recipe<Base>(options, shape);
     detail::require(options.decay >= 0.0 && options.decay < 1.0, kName, "decay", options.decay,
                     "must be in [0, 1)");
   }

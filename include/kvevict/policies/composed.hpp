@@ -178,6 +178,12 @@ struct FixedAllocation {
   [[nodiscard]] Allocation allocation(const Sequence& /*sequence*/) const noexcept { return fixed; }
 };
 
+/// What a recipe refuses, where it refuses anything.
+template <class R>
+void check_recipe(const typename R::Options& options, const CacheShape& shape) {
+  if constexpr (requires { R::check(options, shape); })
+    R::check(options, shape);
+}
 /// Who gets how much by a recipe, whichever way it says so.
 template <class R>
 [[nodiscard]] auto allocator_of(const typename R::Options& options, const CacheShape& shape) {
@@ -311,17 +317,16 @@ class Composed {
       return allocator_.allocation(sequence);
     }
   }
-  [[nodiscard]] bool below_threshold(const Sequence& sequence) const noexcept {
-    const Allocation given = allocation(sequence);
+  [[nodiscard]] bool below_threshold(const Sequence& sequence,
+                                     const Allocation& given) const noexcept {
     if constexpr (requires { pipeline_.score_of(0, 0); }) {
       const auto score_of = [this](std::size_t lane, std::size_t slot) {
         return pipeline_.score_of(lane, slot);
       };
-      return given.has_threshold() &&
-             (!pipeline_.signal_is_score() ||
-              detail::any_below_threshold(sequence, given, protection(sequence), score_of));
+      return !pipeline_.signal_is_score() ||
+             detail::any_below_threshold(sequence, given, protection(sequence), score_of);
     } else {
-      return given.has_threshold();  // no score is known before a selection
+      return true;  // no score is known before a selection
     }
   }
   [[nodiscard]] auto state() noexcept {
@@ -422,8 +427,7 @@ class Composed {
       detail::require(!options.only_at_prefill_end || options.schedule.cuts_prompts, R::kName,
                       "cuts_prompts", 0, "must be 1 where only_at_prefill_end is");
     }
-    if constexpr (requires { R::check(options, shape); })
-      R::check(options, shape);
+    detail::check_recipe<R>(options, shape);
   }
 
   static_assert(Allocator<Budgets, Signal>);

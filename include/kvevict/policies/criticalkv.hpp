@@ -52,8 +52,7 @@ struct CriticalKVRecipe : Base {
       Base::kName == AdaKVRecipe::kName ? "CriticalAdaKV" : "CriticalKV";
 
   static void check(const Options& options, const CacheShape& shape) {
-    if constexpr (requires { Base::check(options.base, shape); })
-      Base::check(options.base, shape);
+    detail::check_recipe<Base>(options.base, shape);
     detail::require(options.first_stage >= 0.0 && options.first_stage <= 1.0, kName, "first_stage",
                     options.first_stage, "must be in [0, 1]");
     detail::require(options.epsilon >= 0.0, kName, "epsilon", options.epsilon, "must be >= 0");
@@ -90,16 +89,8 @@ struct CriticalKVRecipe : Base {
   static Protection protection(const Options& options) noexcept {
     return Base::protection(options.base);
   }
-  static auto allocator(const Options& options, const CacheShape& shape) requires requires {
-    Base::allocator(options.base, shape);
-  }
-  { return Base::allocator(options.base, shape); }
-  static Allocation allocation(const Options& options) noexcept {
-    if constexpr (requires { Base::allocation(options.base); }) {
-      return Base::allocation(options.base);
-    } else {
-      return {.budget = options.base.budget};
-    }
+  static auto allocator(const Options& options, const CacheShape& shape) {
+    return detail::allocator_of<Base>(options.base, shape);
   }
 
   template <class Visit>

@@ -49,8 +49,7 @@ struct DMSOver : Base {
   static constexpr std::string_view kName = detail::JoinedName<kPrefix, Base::kName>::kName;
 
   static void check(const Options& options, const CacheShape& shape) {
-    if constexpr (requires { Base::check(options, shape); })
-      Base::check(options, shape);
+    detail::check_recipe<Base>(options, shape);
     detail::require(!std::isnan(options.threshold), kName, "threshold", options.threshold,
                     "must be a number");
   }

@@ -37,8 +37,7 @@ struct EntropyGatedOver : Base {
                                                 : detail::JoinedName<kPrefix, Base::kName>::kName;
 
   static void check(const Options& options, const CacheShape& shape) {
-    if constexpr (requires { Base::check(options, shape); })
-      Base::check(options, shape);
+    detail::check_recipe<Base>(options, shape);
     gate(options).check(kName);
   }
   static auto pipeline(const Options& options, const CacheShape& shape) {

@@ -24,7 +24,7 @@ struct ExternalScoresOptions {
   std::size_t min_keep = 1;  ///< of each KV head where several share a budget, or a threshold
   /// Of scores: what lies below goes even where the budget has room. The default is none.
   float threshold = -std::numeric_limits<float>::infinity();
-  double unscored = 0;               ///< score of a token until it is given one
+  float unscored = 0;                ///< score of a token until it is given one
   std::size_t num_sink_tokens = 0;   ///< first tokens that always stay
   std::size_t recent_window = 0;     ///< newest tokens that always stay
   bool only_at_prefill_end = false;  ///< cut each prompt once and keep what is decoded
@@ -52,7 +52,7 @@ struct ExternalScoresRecipe : CutsByCacheScore {
                     "must be finite");
   }
   static auto pipeline(const Options& options, const CacheShape& shape) {
-    return Pipeline(GivenScores(shape, static_cast<float>(options.unscored)));
+    return Pipeline(GivenScores(shape, options.unscored));
   }
   static Allocation allocation(const Options& options) noexcept {
     return {.budget = options.budget,

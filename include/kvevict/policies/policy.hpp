@@ -83,8 +83,9 @@ struct CutSchedule {
 ///   choose(lanes, quota, input)   a selection of its own; with chooses() where the options say
 ///                                 whether
 ///   schedule()                    a CutSchedule
-///   below_threshold(sequence)     whether a token may have to go for its score alone; of methods
-///                                 whose allocation has a threshold
+///   below_threshold(sequence, allocation)
+///                                 whether a token may have to go for its score alone, where the
+///                                 allocation has a threshold
 ///
 /// What it says of itself:
 ///
@@ -192,6 +193,7 @@ class Policy {
     each_state([&](auto& state) { state.append(count); });
     ++counters_.steps;
     observed_.assign(shape_.num_layers, 0);
+    cache_observed_ = false;
     step_open_ = true;
   }
 
@@ -381,10 +383,12 @@ class Policy {
   /// schedule, if it has one, are used up. Cheap; needs no view. Where protected entries alone
   /// exceed the budget, select may then find nothing to evict.
   [[nodiscard]] bool should_evict() const {
-    return triggered() &&
-           (detail::exceeds_budget(sequence_, allocation(), method_.protection(sequence_),
-                                   schedule().slack) ||
-            below_threshold());
+    if (!triggered())
+      return false;
+    const Allocation given = allocation();
+    return detail::exceeds_budget(sequence_, given, method_.protection(sequence_),
+                                  schedule().slack) ||
+           (given.has_threshold() && below_threshold(given));
   }
 
   /// What to keep, to be executed after every layer of the step attended. Changes nothing but
@@ -561,11 +565,11 @@ class Policy {
     }
   }
   // Whether something may have to go for its score alone.
-  [[nodiscard]] bool below_threshold() const noexcept {
-    if constexpr (requires { method_.below_threshold(sequence_); }) {
-      return method_.below_threshold(sequence_);
+  [[nodiscard]] bool below_threshold(const Allocation& given) const noexcept {
+    if constexpr (requires { method_.below_threshold(sequence_, given); }) {
+      return method_.below_threshold(sequence_, given);
     } else {
-      return method_.allocation(sequence_).has_threshold();
+      return true;
     }
   }
   // Tokens behind the newest prompt; 0 inside it.
@@ -595,7 +599,6 @@ class Policy {
     step_open_ = false;
     if (wants_cache() && !cache_observed_)
       ++counters_.missing_signals;
-    cache_observed_ = false;
     if constexpr (kAttentionUse != AttentionUse::kNone) {
       for (std::size_t layer = 0; layer < shape_.num_layers; ++layer) {
         if (observed_[layer] == 0 && wants_attention(layer))

@@ -39,8 +39,7 @@ struct TwinKVOver : Base {
   static constexpr std::string_view kName = detail::JoinedName<kPrefix, Base::kName>::kName;
 
   static void check(const Options& options, const CacheShape& shape) {
-    if constexpr (requires { Base::check(options, shape); })
-      Base::check(options, shape);
+    detail::check_recipe<Base>(options, shape);
     detail::require(options.twin_similarity >= -1.0 && options.twin_similarity <= 1.0, kName,
                     "twin_similarity", options.twin_similarity, "must be in [-1, 1]");
     detail::require(Base::scope(options) == MaskScope::kHead, kName, "scope", 0,

@@ -14,11 +14,6 @@
 
 KVEVICT_NAMESPACE_BEGIN
 
-/// Lanes of a mask that one layer has.
-[[nodiscard]] inline std::size_t lanes_per_layer(const Sequence& sequence) noexcept {
-  return std::max<std::size_t>(sequence.num_lanes() / sequence.shape().num_layers, 1);
-}
-
 /// By position, [length()]: the mean over those of a layer's `lanes` that still hold the token of
 /// values(index of the lane)[slot]. Values that are not finite are left out; 0 where nothing is
 /// left. Lies in scratch buffer 7; buffer 6 is used too.

@@ -48,20 +48,6 @@ concept PoolWideStage = requires(const S& stage, const ScoreInput& input,
 template <class S>
 concept Stage = LaneStage<S> || PoolWideStage<S>;
 
-namespace detail {
-
-/// What a part of a composition says that it needs.
-template <class Part>
-[[nodiscard]] consteval Inputs required_by() {
-  if constexpr (requires { Part::kRequiredInputs; }) {
-    return Part::kRequiredInputs;
-  } else {
-    return Inputs::kNothing;
-  }
-}
-
-}  // namespace detail
-
 /// A signal and the stages behind it.
 template <Signal S, Stage... Stages>
 class Pipeline {

@@ -51,9 +51,7 @@ class CompositeRanks {
 
   template <class Input>
   void choose(std::span<ScoredLane> lanes, std::size_t quota, const Input& input) const {
-    const Sequence& sequence = input.sequence;
-    choose(lanes, quota,
-           std::max<std::size_t>(sequence.num_lanes() / sequence.shape().num_layers, 1));
+    choose(lanes, quota, lanes_per_layer(input.sequence));
   }
   /// @param heads  lanes of each layer; they lie side by side
   void choose(std::span<ScoredLane> lanes, std::size_t quota, std::size_t heads) const {

@@ -25,8 +25,7 @@ struct EqualQuotas {
         const std::size_t want =
             std::min(detail::count_bits(lane.candidates), (quota + others - 1) / others);
         select_top_k({&lane, 1}, want);
-        for (std::size_t w = 0; w < lane.keep.size(); ++w)
-          lane.candidates[w] &= ~lane.keep[w];
+        drop_chosen(lane);
         quota -= want;
       }
     }

@@ -57,7 +57,7 @@ struct RepresentativeOptions {
 template <class Base>
 class HammingRepresentatives {
  public:
-  static constexpr Inputs kRequiredInputs = Inputs::kNothing;
+  static constexpr Inputs kRequiredInputs = detail::required_by<Base>();
 
   HammingRepresentatives(Base base, const RepresentativeOptions& options)
       : options_(options), base_(std::move(base)) {}
@@ -67,10 +67,8 @@ class HammingRepresentatives {
     find_words(lanes);
     const std::size_t reserved = std::min(quota, options_.num_chunks * options_.chunk_len);
     base_.choose(lanes, quota - reserved, input);
-    for (ScoredLane& lane : lanes) {
-      for (std::size_t w = 0; w < lane.keep.size(); ++w)
-        lane.candidates[w] &= ~lane.keep[w];
-    }
+    for (const ScoredLane& lane : lanes)
+      drop_chosen(lane);
     std::erase_if(chunks_, [&](const Chunk& chunk) { return num_left(lanes, chunk) == 0; });
     std::sort(chunks_.begin(), chunks_.end(), [](const Chunk& a, const Chunk& b) {
       return std::tie(a.distance, a.lane, a.first) < std::tie(b.distance, b.lane, b.first);
@@ -96,10 +94,7 @@ class HammingRepresentatives {
 
   [[nodiscard]] static std::size_t num_left(std::span<const ScoredLane> lanes,
                                             const Chunk& chunk) noexcept {
-    std::size_t count = 0;
-    for (std::size_t slot = chunk.first; slot < chunk.last; ++slot)
-      count += detail::has_bit(lanes[chunk.lane].candidates, slot) ? 1 : 0;
-    return count;
+    return detail::count_bits(lanes[chunk.lane].candidates, chunk.first, chunk.last);
   }
   // Calls visit(place in the chunk, bit) for each token of it that competed.
   template <class Visit>

@@ -103,8 +103,7 @@ class HeadFloors {
     for (std::size_t h = 0; h < lanes.size(); ++h) {
       const std::size_t least = std::min(std::max(numbers_[h], one_if_bare(lanes, h)), quota);
       select_top_k(lanes.subspan(h, 1), least);
-      for (std::size_t w = 0; w < lanes[h].keep.size(); ++w)
-        lanes[h].candidates[w] &= ~lanes[h].keep[w];
+      drop_chosen(lanes[h]);
       quota -= least;
     }
     select_top_k(lanes, quota);

@@ -428,8 +428,7 @@ class PoolSelection {
         report_.budget_not_reached = true;
       select_top_k({&lane, 1}, want);
       taken += detail::count_bits(lane.keep) - before;
-      for (std::size_t w = 0; w < lane.keep.size(); ++w)
-        lane.candidates[w] &= ~lane.keep[w];
+      drop_chosen(lane);
     }
     return taken;
   }

@@ -345,8 +345,7 @@ class Projection {
   // Pages, or slots, that a lane would have lost: the best `missing` of them stay.
   void fill_up(const ScoredLane& lane, std::size_t missing) {
     if (granularity_.page_size == 1) {
-      for (std::size_t w = 0; w < lane.keep.size(); ++w)
-        lane.candidates[w] &= ~lane.keep[w];
+      drop_chosen(lane);
       return select_top_k({&lane, 1}, missing);
     }
     const std::span<const std::uint64_t> forced = forced_bits(lane);

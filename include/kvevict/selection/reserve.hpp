@@ -36,8 +36,7 @@ class Reserve {
       first_.rescore(input, lane);
       select_top_k(lanes.subspan(l, 1), want);
       std::copy(own_.begin(), own_.end(), lane.scores.begin());
-      for (std::size_t w = 0; w < lane.keep.size(); ++w)
-        lane.candidates[w] &= ~lane.keep[w];
+      drop_chosen(lane);
       quota -= want;
     }
     select_top_k(lanes, quota);

@@ -33,7 +33,8 @@ class SegmentRepresentatives {
       detail::SlotTaker taker(lane.keep, lane.candidates);
       for (const auto& share : segments.shares(input.sequence, lane.lane, budget_)) {
         // Pinned tokens are part of the share.
-        const std::size_t held = find_candidates(lane, share.first, share.last);
+        const std::size_t held = detail::count_bits(lane.keep, share.first, share.last);
+        find_candidates(lane, share.first, share.last);
         const std::size_t count =
             std::min({share.count - std::min(share.count, held), slots_.size(), quota});
         quota -= count;
@@ -51,16 +52,12 @@ class SegmentRepresentatives {
   }
 
  private:
-  // Returns how many others stay already.
-  std::size_t find_candidates(const ScoredLane& lane, std::size_t first, std::size_t last) const {
-    std::size_t held = 0;
+  void find_candidates(const ScoredLane& lane, std::size_t first, std::size_t last) const {
     slots_.clear();
     for (std::size_t slot = first; slot < last; ++slot) {
       if (detail::has_bit(lane.candidates, slot))
         slots_.push_back(static_cast<std::uint32_t>(slot));
-      held += detail::has_bit(lane.keep, slot) ? 1 : 0;
     }
-    return held;
   }
 
   std::size_t budget_;

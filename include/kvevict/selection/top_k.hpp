@@ -135,6 +135,12 @@ inline void drop_worst(std::span<const ScoredLane> lanes) noexcept {
 
 }  // namespace detail
 
+/// What was chosen competes no more.
+inline void drop_chosen(const ScoredLane& lane) noexcept {
+  for (std::size_t w = 0; w < lane.keep.size(); ++w)
+    lane.candidates[w] &= ~lane.keep[w];
+}
+
 /// Marks the `quota` best candidates of all lanes together in their `keep` bits: exactly
 /// min(quota, candidates), whatever the ties (rule R2). The order is total: higher score, then
 /// earlier lane in `lanes`, then lower slot (rule R3); NaN comes last, +0 equals -0 (rule R4).

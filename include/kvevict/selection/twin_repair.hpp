@@ -45,13 +45,7 @@ struct TwinRepairOptions {
 template <class Base, class Twins>
 class TwinRepair {
  public:
-  static constexpr Inputs kRequiredInputs = [] {
-    if constexpr (requires { Base::kRequiredInputs; }) {
-      return Base::kRequiredInputs | Inputs::kKeys;
-    } else {
-      return Inputs::kKeys;
-    }
-  }();
+  static constexpr Inputs kRequiredInputs = detail::required_by<Base>() | Inputs::kKeys;
 
   TwinRepair(Base base, Twins twins, const TwinRepairOptions& options)
       : base_(std::move(base)), twins_(std::move(twins)), options_(options) {}
@@ -75,9 +69,10 @@ class TwinRepair {
     std::size_t slot;
   };
 
-  /// @param open  slots that the base could choose from; of these, what windows hold is taken out
+  /// @param open  slots that the base could choose from
   template <class Input>
-  void repair(const ScoredLane& lane, std::span<std::uint64_t> open, const Input& input) const {
+  void repair(const ScoredLane& lane, std::span<const std::uint64_t> open,
+              const Input& input) const {
     orphans_.clear();
     donors_.clear();
     twins_.gather(input, lane.lane, lane.keep);

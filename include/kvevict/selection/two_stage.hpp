@@ -37,8 +37,7 @@ struct TwoStage {
     const std::size_t first = std::min(std::max(share - std::min(share, held), least), quota);
     select_top_k(lanes, first);
     for (ScoredLane& lane : lanes) {
-      for (std::size_t w = 0; w < lane.keep.size(); ++w)
-        lane.candidates[w] &= ~lane.keep[w];
+      drop_chosen(lane);
       second.rescore(input, lane);
     }
     select_top_k(lanes, quota - first);
@@ -51,7 +50,7 @@ struct TwoStage {
 template <class Counts, class Second>
 class TwoStageWithin {
  public:
-  static constexpr Inputs kRequiredInputs = Second::kRequiredInputs;
+  static constexpr Inputs kRequiredInputs = detail::required_by<Counts>() | Second::kRequiredInputs;
 
   TwoStageWithin(Counts counts, TwoStage<Second> stages)
       : counts_(std::move(counts)), stages_(std::move(stages)) {}
