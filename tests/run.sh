@@ -103,7 +103,10 @@ configure "$directory" $options
 # shellcheck disable=SC2086
 build_targets "$directory" $target
 
-[ -z "$wants_model" ] || fetch_model
+if [ -n "$wants_model" ]; then
+  fetch_model
+  [ -n "$model" ] || fail "the model could not be fetched (build/models/fetch.log says why)"
+fi
 if [ -z "$variant" ] && [ -e "$build/models/$model_name" ]; then
   KVEVICT_MODEL=${KVEVICT_MODEL:-$build/models/$model_name}
   export KVEVICT_MODEL

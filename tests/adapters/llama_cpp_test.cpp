@@ -2,6 +2,7 @@
 
 #include "adapters/fake_llama.hpp"
 #include "kvevict/policies/controls.hpp"
+#include "kvevict/policies/external_scores.hpp"
 #include "kvevict/policies/key_geometry.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
@@ -334,6 +335,19 @@ TEST(LlamaCppSession, CompactsByTheStateRoundTrip) {
   EXPECT_EQ(live_tokens(session, f.llama), (Tokens{0, 1, 57, 58, 59}));
 }
 
+// A fork may take the cell behind those of a sequence that was compacted while it was alone.
+TEST(LlamaCppSession, AForkMayTakeTheCellBehindACompactedSequence) {
+  Fixture f;
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 3));
+  session.prompt(numbered(40));
+  ASSERT_EQ(session.counters().compactions, 1U);
+  auto fork = session.fork(1);
+  fork.decode(77);
+  session.decode(40);
+  EXPECT_EQ(live_tokens(session, f.llama), (Tokens{0, 1, 38, 39, 40}));
+  EXPECT_EQ(live_tokens(fork, f.llama), (Tokens{0, 1, 38, 39, 77}));
+}
+
 TEST(LlamaCppSession, DoesNotCompactCellsThatOthersShare) {
   Fixture f;
   Session<FullKV> other(f.engine, FullKV({}, f.engine.shape()), {}, 1);
@@ -429,6 +443,20 @@ TEST(LlamaCppSession, MovesTheOldBlockUp) {
   EXPECT_EQ(live_tokens(session, f.llama), (Tokens{0, 1, 82, 83, 84, 85, 86, 87, 88, 89}));
 }
 
+// A cell has one position: moving it up for one sequence would move it for the other.
+TEST(LlamaCppSession, MovesNothingUpThatOthersShare) {
+  Fixture f({.trained_context = 40});
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 8));
+  session.prompt(numbered(12));
+  auto fork = session.fork(1);
+  for (llama_cpp::Token token = 12; token < 60; ++token)
+    session.decode(token);
+  fork.decode(99);
+  EXPECT_EQ(session.counters().shifts, 0U);
+  EXPECT_EQ(live_tokens(session, f.llama), (Tokens{0, 1, 52, 53, 54, 55, 56, 57, 58, 59}));
+  EXPECT_EQ(live_tokens(fork, f.llama), (Tokens{0, 1, 5, 6, 7, 8, 9, 10, 11, 99}));
+}
+
 /// Throws out of the engine's callback.
 struct Thrower final : llama_cpp::Listener {
   void on_cells(std::span<const std::int64_t> /*cells*/) override {}
@@ -520,6 +548,11 @@ TEST(LlamaCppSession, RefusesWhatTheEngineCannotGive) {
   EXPECT_TRUE(refuses(
       [&] { Session<FullKV> session(f.engine, FullKV({}, f.engine.shape()), {.cut_interval = 0}); },
       {"llama_cpp::Session", "cut_interval = 0"}));
+  EXPECT_TRUE(refuses(
+      [&] {
+        Session<ExternalScores> session(f.engine, ExternalScores({.budget = 4}, f.engine.shape()));
+      },
+      {"llama_cpp::Session", "required_inputs"}));
 }
 
 }  // namespace

@@ -93,6 +93,22 @@ TEST(RKV, TheLargestLogitOfAGroupCounts) {
   }
 }
 
+// A row that saw nothing has a denominator of 0 in every head: it adds nothing, and nothing of it
+// is not finite.
+TEST(RKV, ARowThatSawNothingIsNoFault) {
+  const HeadRows rows = {{{0, 0, 0}}, {{0, 0, 0}}};
+  const float nothing = -std::numeric_limits<float>::infinity();
+  const std::vector<float> log_sums = {nothing, nothing};
+  RowSession<RKV> session(plain(2, 1.0), kGroup);
+  session.policy.begin(3);
+  session.append(3);
+  const GivenRows data(rows);
+  kvevict::AttentionRows attention = data.rows();
+  attention.log_sums = log_sums.data();
+  session.policy.observe_attention(0, attention);
+  EXPECT_EQ(session.policy.counters().non_finite, 0U);
+}
+
 // From queries the denominators are known: q = (ln 2, ln 3) / scale and its mirror image.
 TEST(RKV, QueriesGiveTheDenominators) {
   RowSession<RKV> session(plain(2, 1.0), kGroup);

@@ -73,7 +73,6 @@ TEST(TwinKV, TheMostIsolatedAndTheMostRedundantSwap) {
   EXPECT_EQ(kept_of(repaired(3, -1.0), cache_of(keys)), "11100");
 }
 
-// Neighbours are no twins: within 2 slots nothing is compared.
 // Rule R4: token 2 has no twin, but its score is NaN. The keys of 0 and 1 point the same way.
 TEST(TwinKV, ATokenThatScoresNaNIsNotBroughtBack) {
   const std::vector<std::vector<float>> keys = {{1}, {1}, {0, 1}};
@@ -93,6 +92,7 @@ TEST(TwinKV, ATokenThatScoresNaNIsNotBroughtBack) {
   EXPECT_EQ(text_of(policy.select(cache.view())), "110");
 }
 
+// Neighbours are no twins: within 2 slots nothing is compared.
 TEST(TwinKV, NeighboursAreNoTwins) {
   auto options = repaired(3, .9);
   options.twin_distance = 2;

@@ -50,8 +50,7 @@ TEST(HeadMeans, AreAddedToEveryHead) {
   EXPECT_EQ(heads.lanes[1].scores[0], 6.5F);
   EXPECT_TRUE(std::isnan(heads.lanes[1].scores[1]));
   EXPECT_EQ(heads.lanes[1].scores[2], 9.0F);
-  AddHeadMean{.enabled = false}.apply_to_pool({ref, heads.sequence, kernels::best(), scratch},
-                                              views);
+  when(false, AddHeadMean{}).apply_to_pool({ref, heads.sequence, kernels::best(), scratch}, views);
   EXPECT_EQ(heads.lanes[0].scores, (std::vector<float>{3.5F, 7}));
 }
 

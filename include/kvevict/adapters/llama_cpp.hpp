@@ -6,6 +6,7 @@
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/core/step_inputs.hpp"
 #include "kvevict/core/types.hpp"
 #include "kvevict/kernels/half.hpp"
@@ -15,7 +16,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <limits>
@@ -484,7 +484,8 @@ struct SessionOptions {
   std::size_t cut_interval = 1;  ///< behind a prompt, ask the policy every so many tokens
   bool compact = true;           ///< when the highest cell passes twice the live ones
   std::size_t max_distance = 0;  ///< from the oldest kept position to the newest; 0: half of the
-                                 ///< context that the model was trained with
+                                 ///< context that the model was trained with; not kept to while
+                                 ///< several sessions share the cells
 };
 
 struct SessionCounters {
@@ -608,7 +609,7 @@ class Session final : private Listener {
       // The engine goes on at the highest position plus one and takes no gap. One more than the
       // budget stays then.
       with_newest_ = *keep;
-      with_newest_.words(0).back() |= std::uint64_t{1} << ((cells_.size() - 1) % 64);
+      detail::set_bit(with_newest_.words(0), cells_.size() - 1);
       keep = &with_newest_;
     }
     std::size_t gone = 0;
@@ -633,7 +634,7 @@ class Session final : private Listener {
   /// then reads no holes. Does nothing (false) where other sequences share the cells, because the
   /// new cells could not be known.
   bool compact() {
-    if (cells_.empty() || (engine_->is_unified() && engine_->num_sessions() > 1))
+    if (cells_.empty() || shares_cells())
       return false;
     const std::size_t size = engine_->host().state_size(sequence_);
     if (state_.size() < size)
@@ -754,7 +755,8 @@ class Session final : private Listener {
   // Kept tokens that fall far behind ruin the model: the block before the widest gap is moved up to
   // close it. The engine rotates its keys in the next call.
   void close_gap() {
-    if (!engine_->can_shift())
+    // A cell has one position for all sequences that hold it.
+    if (!engine_->can_shift() || shares_cells())
       return;
     while (static_cast<std::size_t>(positions_.back() - positions_.front()) >
            options_.max_distance) {
@@ -776,6 +778,10 @@ class Session final : private Listener {
     }
   }
 
+  // Whether other sequences may hold the same cells, or take those behind this one's.
+  [[nodiscard]] bool shares_cells() const noexcept {
+    return engine_->is_unified() && engine_->num_sessions() > 1;
+  }
   [[nodiscard]] std::size_t highest_cell() const noexcept {
     return static_cast<std::size_t>(*std::max_element(cells_.begin(), cells_.end()) -
                                     engine_->first_cell(sequence_));
@@ -794,7 +800,7 @@ class Session final : private Listener {
 
   void on_cells(std::span<const std::int64_t> cells) override {
     // The one thing about compaction that the engine does not promise.
-    if (dense_ &&
+    if (dense_ && !shares_cells() &&
         cells[0] != engine_->first_cell(sequence_) + static_cast<std::int64_t>(cells_.size()))
       throw EngineError("the cells of a state that was read in are not where they were expected");
     dense_ = false;

@@ -3,6 +3,7 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/core/types.hpp"
 
 #include <algorithm>
@@ -58,11 +59,7 @@ class KeepMask {
     return {words_.data() + lanes_[lane].first_word, (lanes_[lane].len + 63) / 64};
   }
   [[nodiscard]] std::size_t lane_count(std::size_t lane) const noexcept {
-    std::size_t count = 0;
-    for (const std::uint64_t word : words(lane)) {
-      count += static_cast<std::size_t>(std::popcount(word));
-    }
-    return count;
+    return detail::count_bits(words(lane));
   }
   /// Calls visit(first, last) for each run of slots whose bit is `kept`, ascending, half-open.
   template <class Visit>
@@ -81,7 +78,7 @@ class KeepMask {
   }
   [[nodiscard]] bool keeps(std::size_t layer, std::size_t kv_head,
                            std::size_t slot) const noexcept {
-    return (words(lane_of(layer, kv_head))[slot / 64] >> (slot % 64) & 1U) != 0;
+    return detail::has_bit(words(lane_of(layer, kv_head)), slot);
   }
   /// Kept slots of one lane.
   [[nodiscard]] std::size_t count(std::size_t layer, std::size_t kv_head) const noexcept {

@@ -39,7 +39,7 @@ struct ComposesPrompts : CutsPrompts {
     return {.after_prompt = true};
   }
   static auto pipeline(const Options& options, const CacheShape& shape) {
-    return GivenScores(shape) | AddHeadMean{options.add_mean_across_heads};
+    return GivenScores(shape) | when(options.add_mean_across_heads, AddHeadMean{});
   }
   static Allocation allocation(const Options& options) noexcept {
     return {

@@ -3,8 +3,8 @@
 
 #include "kvevict/config.hpp"
 
-#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -31,8 +31,10 @@ inline void reduce_group(GroupReduce reduce, std::size_t head, std::size_t group
     const float score = share * scores[i];
     if (head == 0) {
       out[i] = score;
+    } else if (reduce == GroupReduce::kMax) {
+      out[i] = score > out[i] || std::isnan(score) ? score : out[i];  // NaN from any head stays
     } else {
-      out[i] = reduce == GroupReduce::kMax ? std::max(out[i], score) : out[i] + score;
+      out[i] += score;
     }
   }
 }

@@ -43,11 +43,9 @@ template <class Values>
 /// Adds to every score the mean of its layer's KV heads for the same token, so that heads agree
 /// more than they would (KVCompose). For pools of whole layers.
 struct AddHeadMean {
-  bool enabled = true;
-
   void apply_to_pool(const ScoreInput& input, std::span<ScoredLane> lanes) const {
     const std::size_t heads = lanes_per_layer(input.sequence);
-    for (std::size_t first = 0; enabled && first + heads <= lanes.size(); first += heads) {
+    for (std::size_t first = 0; first + heads <= lanes.size(); first += heads) {
       const std::span<ScoredLane> layer = lanes.subspan(first, heads);
       const std::span<const float> means = means_over_lanes(
           input.sequence, layer, [&](std::size_t l) { return layer[l].scores; }, input.scratch);

@@ -50,8 +50,10 @@ class PeakLogitAttention : public RecentRowSignal<RecentRows> {
           rows_.of(rows.layer, rows.kv_head, rows.first_position + r).first(rows.visible(r));
       std::fill(peak.begin(), peak.end(), 0.0F);
       for (std::size_t h = 0; h < rows.group_size; ++h) {
-        non_finite += kernel.take_max(std::exp(rows.log_sum(h, r) - largest), rows.row(h, r),
-                                      peak.size(), peak.data());
+        // Equal ones may be infinite: a row that saw nothing.
+        const float log_sum = rows.log_sum(h, r);
+        const float factor = log_sum == largest ? 1.0F : std::exp(log_sum - largest);
+        non_finite += kernel.take_max(factor, rows.row(h, r), peak.size(), peak.data());
       }
     }
     return non_finite;

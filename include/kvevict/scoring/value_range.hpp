@@ -6,14 +6,14 @@
 #include "kvevict/core/scored_lane.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/types.hpp"
+#include "kvevict/scoring/group_reduce.hpp"
 #include "kvevict/scoring/lane_scores.hpp"
 #include "kvevict/scoring/score_input.hpp"
+#include "kvevict/scoring/stages.hpp"
 #include "kvevict/scoring/weighted_rows.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
-#include <limits>
 #include <span>
 #include <tuple>
 
@@ -36,12 +36,7 @@ struct ValueRange {
   void rescore(const ScoreInput& input, const ScoredLane& lane) const {
     LaneScores scores(input, lane.lane);
     score(input, scores);
-    for (std::size_t head = 1; head < scores.num_arrays(); ++head) {
-      const std::span<const float> other = scores.array(head);
-      const std::span<float> largest = scores.array(0);
-      for (std::size_t slot = 0; slot < largest.size(); ++slot)
-        largest[slot] = std::max(largest[slot], other[slot]);
-    }
+    HeadReduction{GroupReduce::kMax}.apply(input, scores);
     scores.finish(lane.scores);
   }
 
