@@ -236,9 +236,9 @@ TEST(ExternalScores, RefusesWhatCannotBe) {
   EXPECT_TRUE(refuses(
       [] { ExternalScores({.threshold = std::numeric_limits<float>::quiet_NaN()}, kModel); },
       {"ExternalScores", "threshold"}));
-  EXPECT_TRUE(refuses(
-      [] { ExternalScores({.unscored = std::numeric_limits<float>::quiet_NaN()}, kModel); },
-      {"ExternalScores", "unscored"}));
+  EXPECT_TRUE(
+      refuses([] { ExternalScores({.unscored = std::numeric_limits<float>::quiet_NaN()}, kModel); },
+              {"ExternalScores", "unscored"}));
   EXPECT_TRUE(
       refuses([] { ExternalScores({.budget = 2, .recent_window = 3}, kModel); }, {"budget = 2"}));
   ExternalScores policy({.budget = 2}, kModel);
