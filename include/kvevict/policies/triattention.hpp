@@ -169,6 +169,13 @@ using TriAttentionStats = Policy<Composed<TriAttentionRecipe<true>>>;
 static_assert(EvictionPolicy<TriAttention>);
 static_assert(EvictionPolicy<TriAttentionStats>);
 
+/// What `policy` gathered so far: to look at, to save (query_statistics_bytes), or to give to
+/// TriAttentionStats.
+[[nodiscard]] inline const QueryStatistics& gathered_statistics(
+    const TriAttention& policy) noexcept {
+  return policy.method().parts().signal().queries().statistics();
+}
+
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_TRIATTENTION_HPP_
