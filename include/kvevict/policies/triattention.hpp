@@ -166,9 +166,6 @@ using TriAttention = Policy<Composed<TriAttentionRecipe<false>>>;
 //   | none; a cut: a pass over K | 2604.04921
 using TriAttentionStats = Policy<Composed<TriAttentionRecipe<true>>>;
 
-static_assert(EvictionPolicy<TriAttention>);
-static_assert(EvictionPolicy<TriAttentionStats>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_TRIATTENTION_HPP_
