@@ -104,7 +104,7 @@ struct Engine {
                   .query_filters = engine().filters,
                   .query_statistics = engine().statistics};
   model.supplied = model.supplied | Inputs::kScores;
-  return make_policy(name, options_of(name), model);
+  return engine::make_policy(name, options_of(name), model);
 }
 
 /// A policy and the lengths of its lanes.
@@ -194,8 +194,7 @@ class Session {
 
 [[maybe_unused]] const bool kRegistered = [] {
   const std::string isa = kvevict_bench::isa_name(kernels::best().isa);
-  detail::for_each_policy(NamedPolicies{}, [&](auto policy) {
-    const std::string name(decltype(policy)::type::kName);
+  for (const std::string& name : engine::policy_names()) {
     static_cast<void>(make(name));  // refused at once, not in the middle of a run
     // Made when it is first timed: a run that asks for other rows need not wait for it.
     kvevict_bench::add("policy/" + name + " cut", isa, {},
@@ -212,7 +211,7 @@ class Session {
                          }
                          s->decode();
                        });
-  });
+  }
   return true;
 }();
 

@@ -21,12 +21,14 @@ set(rank_policies 3)
 set(rank_composition_text 4)
 set(rank_adapters 4)
 set(rank_any_policy 4)
+set(rank_make_policy 4)
 set(rank_kvevict 5)
 
 # Between layers of one rank: version and element type serve config's users; selection reads the
 # quotas that allocation defines; scores are what has a course over steps.
 set(same_rank_allowed "config>version" "element_type>config" "selection>allocation"
-                      "temporal>scoring" "any_policy>composition_text")
+                      "temporal>scoring" "make_policy>any_policy"
+                      "make_policy>composition_text")
 
 set(kernel_headers_for_all kernels kernel_set half linalg)
 set(headers_nowhere iostream ranges regex format cstdio)

@@ -2,7 +2,7 @@
 #                                                    headers
 # cmake -D UPDATE=ON -P cmake/check_reference.cmake  writes the table anew
 #
-# Every policy of NamedPolicies (any_policy.hpp) has its row above its alias in policies/*.hpp, which
+# Every policy of NamedPolicies (make_policy.hpp) has its row above its alias in policies/*.hpp, which
 # may go on behind `//   |`. Numbers of arXiv become links.
 #
 #   // policy: name | needs | made offline | sets | cuts | state | cost | paper
@@ -18,9 +18,9 @@ set(end "<!-- end of policies -->\n")
 list(LENGTH titles num_columns)
 set(errors "")
 
-file(READ ${ROOT}/include/kvevict/any_policy.hpp text)
+file(READ ${ROOT}/include/kvevict/make_policy.hpp text)
 if(NOT text MATCHES "NamedPolicies = PolicyList<([^>]*)>")
-  message(FATAL_ERROR "any_policy.hpp has no NamedPolicies")
+  message(FATAL_ERROR "make_policy.hpp has no NamedPolicies")
 endif()
 string(REGEX MATCHALL "[A-Za-z0-9_]+" names "${CMAKE_MATCH_1}")
 

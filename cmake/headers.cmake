@@ -55,6 +55,7 @@ set(KVEVICT_HEADERS
     include/kvevict/kernels/neon.hpp
     include/kvevict/kernels/scalar.hpp
     include/kvevict/kvevict.hpp
+    include/kvevict/make_policy.hpp
     include/kvevict/option_text.hpp
     include/kvevict/policies/adakv.hpp
     include/kvevict/policies/aggregated.hpp

@@ -1,11 +1,13 @@
 // The policy's name and options come from the command line: NAME [key=value,key=value]. The name
 // may be a composition.
 #include "engine/policies.hpp"  // all policies, compiled once
-#include "kvevict/kvevict.hpp"
+#include "kvevict/views/contiguous_view.hpp"
 
 #include <cstdio>
 #include <string>
 #include <vector>
+
+using engine::make_policy;  // kvevict::make_policy in a file of its own
 
 int main(int argc, char** argv) {
   const std::string name = argc > 1 ? argv[1] : "streaming_llm";
@@ -18,12 +20,12 @@ int main(int argc, char** argv) {
   const kvevict::views::ContiguousView view(shape, tensor, tensor, 64);
 
   try {
-    const kvevict::AnyPolicy composed = kvevict::make_policy(
+    const kvevict::AnyPolicy composed = make_policy(
         "snapkv(observation_window=16) + caote + ada(floor=0.1)", "budget=10%", {.shape = shape});
     std::printf("%s\n", composed.describe().c_str());
 
     // This engine has queries to give, but no hidden states: a policy that wants them is refused.
-    kvevict::AnyPolicy policy = kvevict::make_policy(
+    kvevict::AnyPolicy policy = make_policy(
         name, options,
         {.shape = shape, .supplied = kvevict::Inputs::kAttention | kvevict::Inputs::kKeys});
     policy.begin(64);

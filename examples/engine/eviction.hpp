@@ -5,7 +5,14 @@
 #include "engine/observer.hpp"
 #include "engine/tokenizer.hpp"
 #include "engine/transformer.hpp"
-#include "kvevict/kvevict.hpp"
+#include "kvevict/any_policy.hpp"
+#include "kvevict/core/keep_mask.hpp"
+#include "kvevict/core/lane.hpp"
+#include "kvevict/core/rotary.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/core/token_label.hpp"
+#include "kvevict/core/types.hpp"
+#include "kvevict/scoring/output_projection.hpp"
 
 #include <algorithm>
 #include <chrono>

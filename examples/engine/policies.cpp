@@ -1,7 +1,6 @@
 #include "engine/policies.hpp"
 
-template kvevict::AnyPolicy kvevict::make_policy<kvevict::NamedPolicies>(
-    std::string_view name, std::string_view options, const kvevict::ModelInfo& model);
+#include "kvevict/make_policy.hpp"
 
 namespace engine {
 namespace {
@@ -12,6 +11,11 @@ std::vector<std::string> names_of(kvevict::PolicyList<Policies...> /*list*/) {
 }
 
 }  // namespace
+
+kvevict::AnyPolicy make_policy(std::string_view name, std::string_view options,
+                               const kvevict::ModelInfo& model) {
+  return kvevict::make_policy(name, options, model);
+}
 
 std::vector<std::string> policy_names() {
   return names_of(kvevict::NamedPolicies{});

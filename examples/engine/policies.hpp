@@ -7,11 +7,12 @@
 #include <string_view>
 #include <vector>
 
-// kvevict::make_policy over all policies is compiled once, in policies.cpp: they take minutes.
-extern template kvevict::AnyPolicy kvevict::make_policy<kvevict::NamedPolicies>(
-    std::string_view name, std::string_view options, const kvevict::ModelInfo& model);
-
 namespace engine {
+
+/// kvevict::make_policy over all policies. Compiling them takes minutes: it is done once, in
+/// policies.cpp, and the rest of a program includes no policy.
+[[nodiscard]] kvevict::AnyPolicy make_policy(std::string_view name, std::string_view options,
+                                             const kvevict::ModelInfo& model);
 
 /// The names of all policies, in the order of kvevict::NamedPolicies.
 [[nodiscard]] std::vector<std::string> policy_names();

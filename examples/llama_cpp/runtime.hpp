@@ -9,7 +9,7 @@
 // clang-format on
 
 #include "kvevict/adapters/llama_cpp.hpp"
-#include "kvevict/any_policy.hpp"
+#include "kvevict/make_policy.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -7,7 +7,9 @@
 #include "engine/sampler.hpp"
 #include "engine/tokenizer.hpp"
 #include "engine/transformer.hpp"
-#include "kvevict/kvevict.hpp"
+#include "kvevict/any_policy.hpp"
+#include "kvevict/core/budget.hpp"
+#include "kvevict/core/error.hpp"
 #include "lm/contestants.hpp"
 
 #include <nlohmann/json.hpp>
@@ -64,7 +66,7 @@ class Runtime {
   }
   [[nodiscard]] engine::Sequence make_sequence(const std::string& policy,
                                                const std::string& options) const {
-    return {transformer_, kvevict::make_policy(policy, options, info_), token_labels_};
+    return {transformer_, engine::make_policy(policy, options, info_), token_labels_};
   }
   void check_fits(std::size_t num_tokens, const std::string& what) const {
     if (num_tokens > context_length()) {

@@ -2,7 +2,10 @@
 #define KVEVICT_EXAMPLES_LM_OUTPUT_ERROR_HPP_
 
 #include "engine/eviction.hpp"
-#include "kvevict/kvevict.hpp"
+#include "kvevict/core/keep_mask.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/core/step_inputs.hpp"
+#include "kvevict/scoring/output_error.hpp"
 
 #include <algorithm>
 #include <cstddef>

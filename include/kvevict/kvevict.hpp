@@ -14,6 +14,7 @@
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/step_inputs.hpp"
 #include "kvevict/core/types.hpp"
+#include "kvevict/make_policy.hpp"
 #include "kvevict/policies/adakv.hpp"
 #include "kvevict/policies/aggregated.hpp"
 #include "kvevict/policies/ahakv.hpp"

@@ -1,6 +1,8 @@
 #include "kvevict/any_policy.hpp"
 
 #include "engine/policies.hpp"
+#include "kvevict/policies/streaming_llm.hpp"
+#include "kvevict/scoring/query_statistics.hpp"
 #include "kvevict/views/contiguous_view.hpp"
 
 #include <gtest/gtest.h>
@@ -11,6 +13,7 @@
 namespace {
 
 using namespace kvevict;
+using engine::make_policy;
 
 constexpr CacheShape kShape{.num_layers = 2, .num_q_heads = 4, .num_kv_heads = 2, .head_dim = 4};
 

@@ -1,6 +1,7 @@
 // Policies composed by text.
 #include "engine/policies.hpp"
 #include "kvevict/any_policy.hpp"
+#include "kvevict/policies/key_geometry.hpp"
 #include "support/window_cache.hpp"
 
 #include <gtest/gtest.h>
@@ -10,6 +11,7 @@
 namespace kvevict {
 namespace {
 
+using engine::make_policy;
 using kvevict_test::Random;
 using kvevict_test::WindowCache;
 

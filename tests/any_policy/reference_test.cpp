@@ -1,6 +1,6 @@
 // The README's table of policies against what the policies say of themselves. That the table is
 // that of the headers is checked by cmake/check_reference.cmake.
-#include "kvevict/any_policy.hpp"
+#include "kvevict/make_policy.hpp"
 
 #include <gtest/gtest.h>
 

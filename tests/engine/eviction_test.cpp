@@ -36,7 +36,7 @@ Sequence sequence_of(const Transformer& transformer, const std::string& policy,
                      const std::string& options) {
   kvevict::ModelInfo info;
   info.shape = engine::cache_shape(transformer.model().config());
-  return {transformer, kvevict::make_policy(policy, options, info)};
+  return {transformer, engine::make_policy(policy, options, info)};
 }
 
 // A lane that moves holds its old and its new memory at once, so the peak shows every move.

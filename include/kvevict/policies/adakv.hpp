@@ -124,9 +124,6 @@ using AdaKVKnorm = Policy<Composed<AdaKVOver<KnormRecipe>>>;
 // policy: AdaKVKeyDiff | K | - | head | at any time | none | a pass over K | 2407.11550, 2504.15364
 using AdaKVKeyDiff = Policy<Composed<AdaKVOver<KeyDiffRecipe>>>;
 
-static_assert(EvictionPolicy<AdaKV>);
-static_assert(EvictionPolicy<AdaKVKnorm>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_ADAKV_HPP_

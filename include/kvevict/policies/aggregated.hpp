@@ -57,8 +57,6 @@ struct AggregatedOver : Base {
 //   | 2609.03515 (ablation)
 using AggregatedKeyDiff = Policy<Composed<AggregatedOver<KeyDiffRecipe>>>;
 
-static_assert(EvictionPolicy<AggregatedKeyDiff>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_AGGREGATED_HPP_

@@ -63,8 +63,6 @@ struct AhaKVRecipe : CutsEveryStep {
 //   | window passes over the scores, one over V | 2506.03762
 using AhaKV = Policy<Composed<AhaKVRecipe>>;
 
-static_assert(EvictionPolicy<AhaKV>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_AHAKV_HPP_

@@ -193,10 +193,6 @@ using AdaptiveRKV = Policy<Composed<AdaptiveRKVRecipe>>;
 //   | 3 floats per layer | a pass over the row and over the scores | 2503.00022
 using KVCrush = Policy<Composed<KVCrushOver<BlockEvictionRecipe>>>;
 
-static_assert(EvictionPolicy<BlockEviction>);
-static_assert(EvictionPolicy<AdaptiveRKV>);
-static_assert(EvictionPolicy<KVCrush>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_BLOCK_EVICTION_HPP_

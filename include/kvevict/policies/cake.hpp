@@ -99,8 +99,6 @@ struct CAKERecipe {
 //   | 2 floats per query head | two passes over the row, one over the scores | 2503.12491
 using CAKE = Policy<Composed<CAKERecipe>>;
 
-static_assert(EvictionPolicy<CAKE>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_CAKE_HPP_

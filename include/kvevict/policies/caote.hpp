@@ -67,11 +67,6 @@ using H2OCAOTE = Policy<Composed<H2OCAOTERecipe<OutputEstimate::kExact>>>;
 //   | as `H2O`, a pass over V per query head | 2504.14051
 using H2OFastCAOTE = Policy<Composed<H2OCAOTERecipe<OutputEstimate::kMeanValue>>>;
 
-static_assert(EvictionPolicy<TOVACAOTE>);
-static_assert(EvictionPolicy<TOVAFastCAOTE>);
-static_assert(EvictionPolicy<H2OCAOTE>);
-static_assert(EvictionPolicy<H2OFastCAOTE>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_CAOTE_HPP_

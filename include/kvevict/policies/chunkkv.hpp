@@ -95,8 +95,6 @@ struct ChunkKVRecipe : CutsPrompts {
 //   | none | 2502.00299
 using ChunkKV = Policy<Composed<ChunkKVRecipe>>;
 
-static_assert(EvictionPolicy<ChunkKV>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_CHUNKKV_HPP_

@@ -198,10 +198,6 @@ using NonCausal = Policy<Composed<NonCausalRecipe>>;
 //   | none | 2507.08143
 using Compactor = Policy<Composed<CompactorRecipe>>;
 
-static_assert(EvictionPolicy<Leverage>);
-static_assert(EvictionPolicy<NonCausal>);
-static_assert(EvictionPolicy<Compactor>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_COMPACTOR_HPP_

@@ -171,10 +171,6 @@ using RandomEviction = Policy<Composed<RandomEvictionRecipe>>;
 //   | none; a cut: a number per entry | 2609.03430
 using RandomAttention = Policy<Composed<RandomAttentionRecipe>>;
 
-static_assert(EvictionPolicy<FullKV>);
-static_assert(EvictionPolicy<RandomEviction>);
-static_assert(EvictionPolicy<RandomAttention>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_CONTROLS_HPP_

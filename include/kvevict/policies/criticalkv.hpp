@@ -125,9 +125,6 @@ using CriticalKV = Policy<Composed<CriticalKVRecipe<SnapKVRecipe>>>;
 //   | 1 float per KV head | none | 2502.03805
 using CriticalAdaKV = Policy<Composed<CriticalKVRecipe<AdaKVRecipe>>>;
 
-static_assert(EvictionPolicy<CriticalKV>);
-static_assert(EvictionPolicy<CriticalAdaKV>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_CRITICALKV_HPP_

@@ -50,8 +50,6 @@ struct CurDKVRecipe : CutsByCacheScore {
 // policy: CurDKV | K, V | - | head | at any time | none | a pass over K and V | 2509.15038
 using CurDKV = Policy<Composed<CurDKVRecipe>>;
 
-static_assert(EvictionPolicy<CurDKV>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_CURDKV_HPP_

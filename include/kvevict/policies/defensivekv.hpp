@@ -93,8 +93,6 @@ struct DefensiveKVRecipe : CutsPrompts {
 //   | 2 floats per KV head | none | 2510.13334
 using DefensiveKV = Policy<Composed<DefensiveKVRecipe>>;
 
-static_assert(EvictionPolicy<DefensiveKV>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_DEFENSIVEKV_HPP_

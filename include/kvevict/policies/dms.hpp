@@ -75,9 +75,6 @@ using DMSKnorm = Policy<Composed<DMSOver<KnormRecipe>>>;
 //   | the new keys, a pass over the scores | 2506.05345, 2503.02812
 using DMSQFilters = Policy<Composed<DMSOver<QFiltersRecipe>>>;
 
-static_assert(EvictionPolicy<DMSKnorm>);
-static_assert(EvictionPolicy<DMSQFilters>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_DMS_HPP_

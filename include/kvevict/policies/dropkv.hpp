@@ -59,9 +59,6 @@ using DropKV = Policy<Composed<DropKVRecipe>>;
 //   | 1 float per KV head | none | kvpress issue 284, 2407.11550
 using AdaKVDropKV = Policy<Composed<AdaKVOver<DropKVRecipe>>>;
 
-static_assert(EvictionPolicy<DropKV>);
-static_assert(EvictionPolicy<AdaKVDropKV>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_DROPKV_HPP_

@@ -63,8 +63,6 @@ struct EntropyGatedOver : Base {
 //   | 1 float per KV head | none | kvpress
 using EntropyGatedChunkKV = Policy<Composed<EntropyGatedOver<SnapKVRecipe>>>;
 
-static_assert(EvictionPolicy<EntropyGatedChunkKV>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_ENTROPY_GATED_CHUNKKV_HPP_

@@ -141,10 +141,6 @@ using EpiKVRaw = Policy<EpiKVMethod<EpiKVRollingMean>>;
 //   | as `EpiKV`, for all layers of the bands | 2606.26472
 using EpiKVBands = Policy<EpiKVMethod<EpiKVBandMean>>;
 
-static_assert(EvictionPolicy<EpiKV>);
-static_assert(EvictionPolicy<EpiKVRaw>);
-static_assert(EvictionPolicy<EpiKVBands>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_EPIKV_HPP_

@@ -111,8 +111,6 @@ class EpiKVAttentionMethod : public detail::EpiKVRules {
 //   | 1 float + 1 per KV head | a pass over the row | 2606.26472
 using EpiKVAttention = Policy<EpiKVAttentionMethod>;
 
-static_assert(EvictionPolicy<EpiKVAttention>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_EPIKV_ATTENTION_HPP_

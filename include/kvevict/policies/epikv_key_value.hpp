@@ -107,9 +107,6 @@ using EpiKVKey = Policy<EpiKVKeyValueMethod<KvPart::kKeys>>;
 //   | 2606.26472
 using EpiKVValue = Policy<EpiKVKeyValueMethod<KvPart::kValues>>;
 
-static_assert(EvictionPolicy<EpiKVKey>);
-static_assert(EvictionPolicy<EpiKVValue>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_EPIKV_KEY_VALUE_HPP_

@@ -104,9 +104,6 @@ using EpiKVLag = Policy<EpiKVLagMethod<true>>;
 //   | a pass over K (frozen: over the new ones) | 2606.26472
 using EpiKVLagKey = Policy<EpiKVLagMethod<false>>;
 
-static_assert(EvictionPolicy<EpiKVLag>);
-static_assert(EvictionPolicy<EpiKVLagKey>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_EPIKV_LAG_HPP_

@@ -197,9 +197,6 @@ using EpiKVSegmentHS = Policy<EpiKVSegmentsMethod<AttentionEntropy>>;
 //   | 2606.26472
 using EpiKVSeg = Policy<EpiKVSegmentsMethod<KeyVariance>>;
 
-static_assert(EvictionPolicy<EpiKVSegmentHS>);
-static_assert(EvictionPolicy<EpiKVSeg>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_EPIKV_SEGMENTS_HPP_

@@ -146,11 +146,6 @@ using CapKV = Policy<Composed<CapKVRecipe<false>>>;
 //   | a pass over K and V, head_dim^2 a token | 2604.25975
 using CapKVStats = Policy<Composed<CapKVRecipe<true>>>;
 
-static_assert(EvictionPolicy<ExpectedAttention>);
-static_assert(EvictionPolicy<ExpectedAttentionStats>);
-static_assert(EvictionPolicy<CapKV>);
-static_assert(EvictionPolicy<CapKVStats>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_EXPECTED_ATTENTION_HPP_

@@ -121,9 +121,6 @@ using ExternalScores = Policy<Composed<ExternalScoresRecipe>>;
 //   | at prompt ends | 1 float per KV head | none | 2505.23416
 using KVzip = Policy<Composed<KVzipRecipe>>;
 
-static_assert(EvictionPolicy<ExternalScores>);
-static_assert(EvictionPolicy<KVzip>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_EXTERNAL_SCORES_HPP_

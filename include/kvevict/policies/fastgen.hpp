@@ -60,8 +60,6 @@ using FastGenOptions = HeadProfileOptions;
 //   | 1 float per KV head (in the prompt 2) | as `H2O` | 2310.01801
 using FastGen = Policy<Composed<FastGenRecipe>>;
 
-static_assert(EvictionPolicy<FastGen>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_FASTGEN_HPP_

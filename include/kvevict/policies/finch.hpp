@@ -83,8 +83,6 @@ struct FinchRecipe : CutsPrompts {
 //   | 2408.00167
 using Finch = Policy<Composed<FinchRecipe>>;
 
-static_assert(EvictionPolicy<Finch>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_FINCH_HPP_

@@ -87,8 +87,6 @@ struct H2ORecipe : KeepsHeavyAndRecent<H2ORecipe> {
 //   | a pass over the row, one over the scores | 2306.14048
 using H2O = Policy<Composed<H2ORecipe>>;
 
-static_assert(EvictionPolicy<H2O>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_H2O_HPP_

@@ -272,9 +272,6 @@ using InertiaKV = Policy<InertiaKVMethod<InertiaKVAttention>>;
 //   | 2609.03515
 using InertiaKVValueNorm = Policy<InertiaKVMethod<InertiaKVValueNormAttention>>;
 
-static_assert(EvictionPolicy<InertiaKV>);
-static_assert(EvictionPolicy<InertiaKVValueNorm>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_INERTIAKV_HPP_

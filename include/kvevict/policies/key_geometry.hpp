@@ -56,10 +56,6 @@ using KeyDiff = Policy<Composed<KeyDiffRecipe>>;
 //   | after 2506.04642
 using MeanCentredNorm = Policy<Composed<MeanCentredNormRecipe>>;
 
-static_assert(EvictionPolicy<Knorm>);
-static_assert(EvictionPolicy<KeyDiff>);
-static_assert(EvictionPolicy<MeanCentredNorm>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_KEY_GEOMETRY_HPP_

@@ -79,8 +79,6 @@ struct KeyformerRecipe : KeepsHeavyAndRecent<KeyformerRecipe, KeyformerOptions> 
 //   | as `H2O`, a logarithm and a power per entry of the rows | 2403.09054
 using Keyformer = Policy<Composed<KeyformerRecipe>>;
 
-static_assert(EvictionPolicy<Keyformer>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_KEYFORMER_HPP_

@@ -95,9 +95,6 @@ using KVCompose = Policy<Composed<KVComposeRecipe>>;
 //   | head | at prompt ends | 1 float per KV head | none | 2509.05165
 using KVComposeUnstructured = Policy<Composed<KVComposeUnstructuredRecipe>>;
 
-static_assert(EvictionPolicy<KVCompose>);
-static_assert(EvictionPolicy<KVComposeUnstructured>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_KVCOMPOSE_HPP_

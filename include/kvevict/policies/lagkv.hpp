@@ -126,9 +126,6 @@ using LagKV = Policy<Composed<LagKVRecipe>>;
 // policy: LagKVBudget | K, V | - | head | at any time | none | a pass over K and V | 2504.04704
 using LagKVBudget = Policy<Composed<LagKVBudgetRecipe>>;
 
-static_assert(EvictionPolicy<LagKV>);
-static_assert(EvictionPolicy<LagKVBudget>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_LAGKV_HPP_

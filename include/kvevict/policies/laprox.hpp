@@ -123,8 +123,6 @@ struct LaProxRecipe : CutsPrompts {
 //   | 1 float per KV head (exact reading: per pair of query heads) | none | 2605.07234
 using LaProx = Policy<Composed<LaProxRecipe>>;
 
-static_assert(EvictionPolicy<LaProx>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_LAPROX_HPP_

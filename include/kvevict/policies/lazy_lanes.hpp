@@ -131,9 +131,6 @@ using DuoAttention = Policy<Composed<DuoAttentionRecipe>>;
 //   | none | 2410.13846
 using SimLayerKV = Policy<Composed<SimLayerKVRecipe>>;
 
-static_assert(EvictionPolicy<DuoAttention>);
-static_assert(EvictionPolicy<SimLayerKV>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_LAZY_LANES_HPP_

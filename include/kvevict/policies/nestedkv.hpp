@@ -80,8 +80,6 @@ struct NestedKVRecipe : CutsByCacheScore {
 //   | 2605.26678
 using NestedKV = Policy<Composed<NestedKVRecipe>>;
 
-static_assert(EvictionPolicy<NestedKV>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_NESTEDKV_HPP_

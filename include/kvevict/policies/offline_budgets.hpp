@@ -189,11 +189,6 @@ using PerLayerKnorm = Policy<Composed<PerLayerRecipe<KnormRecipe>>>;
 // policy: LUKVKnorm | K | ratios of heads | head | at any time | none | a pass over K | 2602.08585
 using LUKVKnorm = Policy<Composed<LUKVRecipe<KnormRecipe>>>;
 
-static_assert(EvictionPolicy<EvolKV>);
-static_assert(EvictionPolicy<HeadKV>);
-static_assert(EvictionPolicy<PerLayerKnorm>);
-static_assert(EvictionPolicy<LUKVKnorm>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_OFFLINE_BUDGETS_HPP_

@@ -66,8 +66,6 @@ struct PyramidKVRecipe : VotesByWindow<PyramidKVRecipe, PyramidKVOptions> {
 //   | none | 2406.02069
 using PyramidKV = Policy<Composed<PyramidKVRecipe>>;
 
-static_assert(EvictionPolicy<PyramidKV>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_PYRAMIDKV_HPP_

@@ -44,8 +44,6 @@ struct QFiltersRecipe : CutsByCacheScore {
 // policy: QFilters | K | filters | head | at any time | none | a pass over K | 2503.02812
 using QFilters = Policy<Composed<QFiltersRecipe>>;
 
-static_assert(EvictionPolicy<QFilters>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_QFILTERS_HPP_

@@ -60,8 +60,6 @@ struct RaaSRecipe {
 //   | 2502.11147
 using RaaS = Policy<Composed<RaaSRecipe>>;
 
-static_assert(EvictionPolicy<RaaS>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_RAAS_HPP_

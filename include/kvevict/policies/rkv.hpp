@@ -84,8 +84,6 @@ struct RKVRecipe : CutsEveryStep {
 //   | a pass over the row; a cut compares all keys | 2505.24133
 using RKV = Policy<Composed<RKVRecipe>>;
 
-static_assert(EvictionPolicy<RKV>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_RKV_HPP_

@@ -60,8 +60,6 @@ struct RocketKVRecipe : VotesByWindow<RocketKVRecipe, RocketKVOptions> {
 //   | none | 2502.14051 (stage 1)
 using RocketKV = Policy<Composed<RocketKVRecipe>>;
 
-static_assert(EvictionPolicy<RocketKV>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_ROCKETKV_HPP_

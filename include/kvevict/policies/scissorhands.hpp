@@ -64,8 +64,6 @@ struct ScissorHandsRecipe : CutsEveryStep {
 //   | a pass over the row; a cut counts bits | 2305.17118
 using ScissorHands = Policy<Composed<ScissorHandsRecipe>>;
 
-static_assert(EvictionPolicy<ScissorHands>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_SCISSORHANDS_HPP_

@@ -67,8 +67,6 @@ struct SnapKVRecipe : VotesByWindow<SnapKVRecipe, SnapKVOptions> {
 //   | 1 float per KV head (group maximum: per query head) | none | 2404.14469
 using SnapKV = Policy<Composed<SnapKVRecipe>>;
 
-static_assert(EvictionPolicy<SnapKV>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_SNAPKV_HPP_

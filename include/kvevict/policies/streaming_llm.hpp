@@ -58,8 +58,6 @@ class StreamingLLMMethod {
 //   | 2309.17453
 using StreamingLLM = Policy<StreamingLLMMethod>;
 
-static_assert(EvictionPolicy<StreamingLLM>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_STREAMING_LLM_HPP_

@@ -77,8 +77,6 @@ struct ThinKVRecipe : CutsEveryStep {
 //   | a pass over the rows; a cut clusters keys of a segment | 2510.01290 (eviction only)
 using ThinKV = Policy<Composed<ThinKVRecipe>>;
 
-static_assert(EvictionPolicy<ThinKV>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_THINKV_HPP_

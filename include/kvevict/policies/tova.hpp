@@ -50,8 +50,6 @@ struct TOVARecipe : CutsEveryStep {
 //   | 2401.06104
 using TOVA = Policy<Composed<TOVARecipe>>;
 
-static_assert(EvictionPolicy<TOVA>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_TOVA_HPP_

@@ -166,9 +166,6 @@ using TriAttention = Policy<Composed<TriAttentionRecipe<false>>>;
 //   | none; a cut: a pass over K | 2604.04921
 using TriAttentionStats = Policy<Composed<TriAttentionRecipe<true>>>;
 
-static_assert(EvictionPolicy<TriAttention>);
-static_assert(EvictionPolicy<TriAttentionStats>);
-
 /// What `policy` gathered so far: to look at, to save (query_statistics_bytes), or to give to
 /// TriAttentionStats.
 [[nodiscard]] inline const QueryStatistics& gathered_statistics(

@@ -74,9 +74,6 @@ using TwinKVSnapKV = Policy<Composed<TwinKVOver<SnapKVRecipe>>>;
 //   | a pass over K; a cut compares all keys with those that stay | 2608.27128, 2406.11430
 using TwinKVKnorm = Policy<Composed<TwinKVOver<KnormRecipe>>>;
 
-static_assert(EvictionPolicy<TwinKVSnapKV>);
-static_assert(EvictionPolicy<TwinKVKnorm>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_TWINKV_HPP_

@@ -86,9 +86,6 @@ using LongFlow = Policy<Composed<LongFlowRecipe>>;
 //   | as `H2O`, a pass over V | 2406.12335
 using VATP = Policy<Composed<VATPRecipe>>;
 
-static_assert(EvictionPolicy<LongFlow>);
-static_assert(EvictionPolicy<VATP>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_VALUE_WEIGHTED_HPP_

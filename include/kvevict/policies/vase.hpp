@@ -100,8 +100,6 @@ struct VaSERecipe {
 //   | a copy of the query; a cut: window passes over K, one over V | 2606.03928
 using VaSE = Policy<Composed<VaSERecipe>>;
 
-static_assert(EvictionPolicy<VaSE>);
-
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_VASE_HPP_
