@@ -410,12 +410,18 @@ class Session final : private Listener {
     positions_.assign(other.positions().begin(), other.positions().end());
   }
   /// The prompt that was begun starts with what `saved` holds, in cells of this sequence's own.
-  /// Otherwise as share_prompt; needs a context whose cells no other session uses.
+  /// Otherwise as share_prompt; needs a context whose cells no other session uses. A policy that
+  /// has followed the prompt elsewhere, so that its length() is that of `saved`, needs no
+  /// begin_prompt and goes on from there.
   void load_prompt(const SavedCache& saved) {
     check_start(saved.positions);
     check_alone(*engine_, 1);
+    detail::require(policy_.length() == 0 || policy_.length() == saved.positions.size(), kName,
+                    "policy().length()", policy_.length(), "must be 0, or the length of `saved`");
     load(saved);
-    policy_.append(saved.positions.size());
+    if (policy_.length() == 0)
+      policy_.append(saved.positions.size());
+    in_prompt_ = true;
   }
   /// Writes the cache of the sequence to `out`, whose memory is used again.
   void save(SavedCache& out) {
