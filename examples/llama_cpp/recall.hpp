@@ -88,8 +88,8 @@ struct Contestant {
       {"sinks + recent", "streaming_llm"},
       {"Knorm", "knorm", ends},
       {"KeyDiff", "keydiff", ends},
-      {"EpiKV", "epikv"},
-      {"EpiKVKey", "epikvkey"},
+      {"EpiKV (prompts stay whole)", "epikv"},
+      {"EpiKVKey (prompts stay whole)", "epikvkey"},
       {"TOVA", "tova"},
       {"H2O", "h2o"},
       {"InertiaKV", "inertiakv"},
@@ -152,6 +152,7 @@ struct RecallRun {
   std::size_t column;
   std::size_t budget;
   std::size_t num_right = 0;
+  std::size_t most_live = 0;  ///< tokens in the cache when the answer was given
 };
 
 /// Reads a trial's prompt once for all runs, then cuts and asks in each.
@@ -192,6 +193,7 @@ inline void run_trial(Runtime& runtime, const Text& text, const lm::Trial& trial
     session.load_prompt(prompt);
     session.end_prompt();
     runs[i].num_right += answers(runtime, text, trial.questions[0], session) ? 1 : 0;
+    runs[i].most_live = std::max(runs[i].most_live, session.num_live());
     session.reset();
   }
 }
@@ -217,7 +219,7 @@ inline int recall(const Common& common, const RecallOptions& options) {
   });
   const std::vector<RecallCase> cases = recall_cases(options.cases);
   std::vector<std::string> header = {"answers right of " + std::to_string(options.num_trials)};
-  std::vector<std::vector<std::size_t>> right(rows.size());
+  std::vector<std::vector<RecallRun>> results(rows.size());
   lm::Progress progress;
   for (const RecallCase& one : cases) {
     std::vector<RecallRun> runs;
@@ -238,7 +240,7 @@ inline int recall(const Common& common, const RecallOptions& options) {
       run_trial(runtime, text, trial, rows, statistics, seed, runs);
     }
     for (const RecallRun& run : runs)
-      right[run.row].push_back(run.num_right);
+      results[run.row].push_back(run);
   }
   progress.show("");
   lm::Table table(header);
@@ -246,16 +248,19 @@ inline int recall(const Common& common, const RecallOptions& options) {
   for (std::size_t row = 0; row < rows.size(); ++row) {
     std::vector<std::string> line = {rows[row].label};
     nlohmann::json counts;
-    for (std::size_t column = 0; column < right[row].size(); ++column) {
-      line.push_back(std::to_string(right[row][column]));
-      counts[header[column + 1]] = right[row][column];
+    nlohmann::json live;
+    for (const RecallRun& run : results[row]) {
+      line.push_back(std::to_string(run.num_right));
+      counts[header[run.column + 1]] = run.num_right;
+      live[header[run.column + 1]] = run.most_live;
     }
     table.add(line);
     json.push_back({{"label", rows[row].label},
                     {"policy", rows[row].policy},
                     {"layers", rows[row].reduction.layers},
                     {"reduce", rows[row].reduction.reduce},
-                    {"right", counts}});
+                    {"right", counts},
+                    {"live", live}});
   }
   table.print(stdout);
   for (const std::string& reason : left_out)
