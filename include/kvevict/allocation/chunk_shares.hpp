@@ -27,7 +27,7 @@ struct ChunkShareOptions {
 template <class Visit>
 void for_each_prompt_chunk(const Sequence& sequence, std::size_t lane,
                            const ChunkShareOptions& options, Visit&& visit) {
-  const auto end = static_cast<std::size_t>(sequence.prompt().last);
+  const auto end = sequence.prompt_end();
   const std::size_t window_start = end - std::min(end, options.window);
   std::size_t first = static_cast<std::size_t>(sequence.prompt().first);
   if (first == 0)

@@ -24,8 +24,7 @@ namespace detail {
 [[nodiscard]] inline std::size_t tokens_so_far(const Sequence& sequence,
                                                bool prompts_only) noexcept {
   const std::size_t count =
-      prompts_only ? std::min(sequence.length(), static_cast<std::size_t>(sequence.prompt().last))
-                   : sequence.length();
+      prompts_only ? std::min(sequence.length(), sequence.prompt_end()) : sequence.length();
   return count - std::min(count, sequence.first_prompt_padding());
 }
 

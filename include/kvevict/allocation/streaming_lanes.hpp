@@ -89,8 +89,7 @@ class LazyLayers {
   template <class Signal>
   [[nodiscard]] double mass(const Sequence& sequence, const Signal& signal,
                             std::size_t layer) const noexcept {
-    const std::size_t prompt_end =
-        sequence.slots_before(layer, static_cast<std::size_t>(sequence.prompt().last));
+    const std::size_t prompt_end = sequence.slots_before(layer, sequence.prompt_end());
     const std::size_t end = prompt_end - std::min(prompt_end, num_last_);
     const std::size_t first = std::min(sequence.padding_left(layer), end);
     const std::size_t initial_end = std::min(end, first + num_initial_);

@@ -61,6 +61,14 @@ class Sequence {
     length_ += count;
     step_len_ = count;
   }
+  /// Position of the first token behind the newest prompt.
+  [[nodiscard]] std::size_t prompt_end() const noexcept {
+    return static_cast<std::size_t>(prompt().last);
+  }
+  /// Tokens behind the newest prompt; 0 inside it.
+  [[nodiscard]] std::size_t num_decoded() const noexcept {
+    return length_ > prompt_end() ? length_ - prompt_end() : 0;
+  }
   /// Tokens that count as appended by themselves: a prompt of which no piece was appended.
   [[nodiscard]] std::size_t implied_append() const noexcept {
     return prompt_in_one_piece_ ? pending_prompt_ : 0;
@@ -156,7 +164,7 @@ class Sequence {
   [[nodiscard]] std::size_t step_rows_in_window(std::size_t window) const noexcept {
     const std::size_t implied = implied_append();
     const std::size_t length = length_ + implied;
-    const auto end = static_cast<std::size_t>(prompt().last);
+    const std::size_t end = prompt_end();
     if (length > end)
       return 0;
     const std::size_t behind = end - length;  // window tokens that are still to come

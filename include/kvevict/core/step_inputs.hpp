@@ -4,6 +4,7 @@
 #include "kvevict/config.hpp"
 #include "kvevict/core/types.hpp"
 
+#include <cmath>
 #include <cstddef>
 #include <span>
 
@@ -37,6 +38,11 @@ struct AttentionRows {
   /// side: what fused attention calls LSE. Needed by policies that bring the logits of a group's
   /// query heads together (R-KV); without it their denominators count as equal.
   const float* log_sums = nullptr;
+
+  [[nodiscard]] const float* row(std::size_t q_head, std::size_t r) const noexcept {
+    return data + static_cast<std::ptrdiff_t>(q_head) * head_stride +
+           static_cast<std::ptrdiff_t>(r) * row_stride;
+  }
 };
 
 /// Queries of the newest `num_rows` tokens of one layer, as attention used them (after RoPE):
@@ -51,6 +57,15 @@ struct QueryRows {
   float scale = 0.0F;                       ///< 0 means 1 / sqrt(head_dim)
   float soft_cap = 0.0F;                    ///< logit cap * tanh(logit / cap); 0 means none
   std::span<const float> sink_logits = {};  ///< [num_q_heads], added to the denominator only
+
+  [[nodiscard]] const float* row(std::size_t q_head, std::size_t r) const noexcept {
+    return data + static_cast<std::ptrdiff_t>(q_head) * head_stride +
+           static_cast<std::ptrdiff_t>(r) * row_stride;
+  }
+  /// What dot products are multiplied by.
+  [[nodiscard]] float logit_scale(std::size_t head_dim) const noexcept {
+    return scale != 0.0F ? scale : 1.0F / std::sqrt(static_cast<float>(head_dim));
+  }
 };
 
 /// Residual stream of the newest `num_rows` tokens after one block: [num_rows, hidden_size].

@@ -53,8 +53,7 @@ struct AhaKVRecipe : CutsEveryStep {
   static void visit_options(Options& options, Visit&& visit) {
     visit("budget", options.budget);
     visit("recent_window", options.recent_window);
-    visit("pooling", options.pooling.kind);
-    visit("pool_kernel_size", options.pooling.kernel_size);
+    options.pooling.visit_options(visit);
     visit("pool_edge", options.pooling.edge);
   }
 };

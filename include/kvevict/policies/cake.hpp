@@ -85,8 +85,7 @@ struct CAKERecipe {
     visit("gamma", options.gamma);
     visit("tau1", options.tau1);
     visit("tau2", options.tau2);
-    visit("pooling", options.pooling.kind);
-    visit("pool_kernel_size", options.pooling.kernel_size);
+    options.pooling.visit_options(visit);
     visit("pool_edge", options.pooling.edge);
     visit("group_reduce", options.group_reduce);
     visit("official_rounding", options.official_rounding);

@@ -74,8 +74,7 @@ struct ChunkKVRecipe : CutsPrompts {
     visit("observation_window", options.observation_window);
     visit("chunk_len", options.chunk_len);
     visit("chunk_score", options.chunk_score);
-    visit("pooling", options.pooling.kind);
-    visit("pool_kernel_size", options.pooling.kernel_size);
+    options.pooling.visit_options(visit);
     visit("pool_edge", options.pooling.edge);
     visit("fill_rest", options.fill_rest);
     visit("window_in_chunks", options.window_in_chunks);

@@ -75,8 +75,7 @@ struct DefensiveKVRecipe : CutsPrompts {
     visit("budget", options.budget);
     visit("competition", options.competition);
     visit("observation_window", options.observation_window);
-    visit("pooling", options.pooling.kind);
-    visit("pool_kernel_size", options.pooling.kernel_size);
+    options.pooling.visit_options(visit);
     visit("pool_edge", options.pooling.edge);
     visit("first_stage_mass", options.first_stage_mass);
     visit("official_window_mass", options.official_window_mass);

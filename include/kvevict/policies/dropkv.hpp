@@ -46,8 +46,7 @@ struct DropKVRecipe : CutsPrompts {
   static void visit_options(Options& options, Visit&& visit) {
     visit("budget", options.budget);
     visit("observation_window", options.observation_window);
-    visit("pooling", options.pooling.kind);
-    visit("pool_kernel_size", options.pooling.kernel_size);
+    options.pooling.visit_options(visit);
     visit("pool_edge", options.pooling.edge);
   }
 };

@@ -200,7 +200,7 @@ class InertiaKVMethod {
   }
   // Of a decoded token; t - 1 is its distance from the newest prompt.
   [[nodiscard]] bool refreshes(const Sequence& sequence, std::size_t position) const noexcept {
-    const std::size_t behind_prompt = position - static_cast<std::size_t>(sequence.prompt().last);
+    const std::size_t behind_prompt = position - sequence.prompt_end();
     return options_.score_free ? behind_prompt == 0
                                : behind_prompt % options_.refresh_interval == 0;
   }

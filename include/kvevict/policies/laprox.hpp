@@ -105,8 +105,7 @@ struct LaProxRecipe : CutsPrompts {
     visit("min_keep", options.min_keep);
     visit("group_reading", options.group_reading);
     visit("value_factor", options.value_factor);
-    visit("pooling", options.pooling.kind);
-    visit("pool_kernel_size", options.pooling.kernel_size);
+    options.pooling.visit_options(visit);
     visit("pool_edge", options.pooling.edge);
     visit("pool_stage", options.pool_stage);
     visit("competition", options.competition);

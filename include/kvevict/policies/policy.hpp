@@ -551,11 +551,11 @@ class Policy {
       case Trigger::kPrefillEnd:
         return prefill_ended_;
       case Trigger::kDecodeSteps:
-        return num_decoded() > 0 && interval_ends();
+        return sequence_.num_decoded() > 0 && interval_ends();
       case Trigger::kEveryStep:
         break;
     }
-    return num_decoded() == 0 || interval_ends();
+    return sequence_.num_decoded() == 0 || interval_ends();
   }
   [[nodiscard]] CutSchedule schedule() const noexcept {
     if constexpr (requires { method_.schedule(); }) {
@@ -572,20 +572,15 @@ class Policy {
       return true;
     }
   }
-  // Tokens behind the newest prompt; 0 inside it.
-  [[nodiscard]] std::size_t num_decoded() const noexcept {
-    const auto end = static_cast<std::size_t>(sequence_.prompt().last);
-    return sequence_.length() > end ? sequence_.length() - end : 0;
-  }
   // Whether the step reached a multiple of the interval, or passed it with several tokens.
   [[nodiscard]] bool interval_ends() const noexcept {
     const std::size_t interval = schedule().decode_interval;
-    const std::size_t decoded = num_decoded();
+    const std::size_t decoded = sequence_.num_decoded();
     const std::size_t in_step = sequence_.length() - sequence_.step_begin();
     return interval == 1 || decoded / interval > (decoded - std::min(decoded, in_step)) / interval;
   }
   [[nodiscard]] static QueryRows newest_rows(QueryRows queries, std::size_t wanted) noexcept {
-    queries.data += static_cast<std::ptrdiff_t>(queries.num_rows - wanted) * queries.row_stride;
+    queries.data = queries.row(0, queries.num_rows - wanted);
     queries.num_rows = wanted;
     return queries;
   }

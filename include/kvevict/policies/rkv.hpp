@@ -73,8 +73,7 @@ struct RKVRecipe : CutsEveryStep {
     visit("observation_window", options.observation_window);
     visit("lambda", options.lambda);
     visit("similarity", options.similarity);
-    visit("pooling", options.pooling.kind);
-    visit("pool_kernel_size", options.pooling.kernel_size);
+    options.pooling.visit_options(visit);
     visit("pool_edge", options.pooling.edge);
     visit("charge_first", options.charge_first);
   }

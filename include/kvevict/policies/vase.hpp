@@ -86,8 +86,7 @@ struct VaSERecipe {
     visit("recent_window", options.recent_window);
     visit("observation_window", options.observation_window);
     visit("reserve", options.reserve);
-    visit("pooling", options.pooling.kind);
-    visit("pool_kernel_size", options.pooling.kernel_size);
+    options.pooling.visit_options(visit);
     visit("pool_edge", options.pooling.edge);
     visit("sample", options.sample);
     visit("seed", options.seed);

@@ -32,8 +32,7 @@ struct VotesByWindow : CutsPrompts {
   static void visit_common_options(Options& options, Visit&& visit) {
     visit("budget", options.budget);
     visit("observation_window", options.observation_window);
-    visit("pooling", options.pooling.kind);
-    visit("pool_kernel_size", options.pooling.kernel_size);
+    options.pooling.visit_options(visit);
     visit("pool_edge", options.pooling.edge);
     visit("group_reduce", options.group_reduce);
     visit("pool_first", options.pool_first);

@@ -58,11 +58,9 @@ void visit_given_rows(const AttentionRows& rows, const CacheShape& shape, std::s
       rows.log_sums == nullptr
           ? nullptr
           : rows.log_sums + kv_head * shape.group_size() * rows.num_rows + skipped;
-  visit(GroupRows{
-      layer, kv_head, shape.group_size(), wanted, seq_len - wanted + 1, length - wanted,
-      rows.data + static_cast<std::ptrdiff_t>(kv_head * shape.group_size()) * rows.head_stride +
-          static_cast<std::ptrdiff_t>(skipped) * rows.row_stride,
-      rows.head_stride, rows.row_stride, log_sums, static_cast<std::ptrdiff_t>(rows.num_rows)});
+  visit(GroupRows{layer, kv_head, shape.group_size(), wanted, seq_len - wanted + 1, length - wanted,
+                  rows.row(kv_head * shape.group_size(), skipped), rows.head_stride,
+                  rows.row_stride, log_sums, static_cast<std::ptrdiff_t>(rows.num_rows)});
 }
 
 namespace detail {
@@ -151,18 +149,13 @@ class RowsFromQueries {
               const Lane& lane, std::size_t first_row, const GroupRows& rows,
               const kernels::KernelSet& kernel) {
     const std::size_t last = rows.visible(rows.num_rows - 1);
-    const float scale = queries.scale != 0.0F
-                            ? queries.scale
-                            : 1.0F / std::sqrt(static_cast<float>(shape.head_dim));
+    const float scale = queries.logit_scale(shape.head_dim);
     for_each_row_block(
         lane.keys, shape.head_dim, 0, last, kernel, gathered_,
         [&](const kernels::RowBlock& keys, std::size_t slot) {
           for (std::size_t h = 0; h < rows.group_size; ++h) {
             const std::size_t q_head = kv_head * rows.group_size + h;
-            const float* query = queries.data +
-                                 static_cast<std::ptrdiff_t>(q_head) * queries.head_stride +
-                                 static_cast<std::ptrdiff_t>(first_row) * queries.row_stride;
-            kernel.row_dots(query, rows.num_rows, queries.row_stride, keys,
+            kernel.row_dots(queries.row(q_head, first_row), rows.num_rows, queries.row_stride, keys,
                             rows_.data() + (rows.row(h, 0) - rows.data) + slot, rows.row_stride);
           }
         });

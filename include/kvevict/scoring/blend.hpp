@@ -14,9 +14,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <span>
-#include <utility>
 
 KVEVICT_NAMESPACE_BEGIN
 

@@ -6,7 +6,6 @@
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/types.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
-#include "kvevict/scoring/kv_part.hpp"
 #include "kvevict/scoring/lane_scores.hpp"
 #include "kvevict/scoring/projected_norms.hpp"
 #include "kvevict/scoring/row_blocks.hpp"

@@ -92,8 +92,7 @@ class ChunkAttention {
       open.tokens += valid ? 1 : 0;
       if (valid && !is_sink && left > options_.num_last_tokens) {
         for (std::size_t head = 0; head < shape.num_q_heads; ++head) {
-          const float* row = rows.data + static_cast<std::ptrdiff_t>(head) * rows.head_stride +
-                             static_cast<std::ptrdiff_t>(r) * rows.row_stride;
+          const float* row = rows.row(head, r);
           open.queries.insert(open.queries.end(), row, row + shape.head_dim);
         }
         open.slots.push_back(slot);

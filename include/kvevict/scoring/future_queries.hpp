@@ -131,9 +131,7 @@ class FutureQueries {
         back[pair] = options_.rotary.factor(pair, -to_double(position - padding)) /
                      options_.rotary.attention_scaling;
       for (std::size_t head = 0; head < shape.num_q_heads; ++head) {
-        const float* row = rows.data + static_cast<std::ptrdiff_t>(head) * rows.head_stride +
-                           static_cast<std::ptrdiff_t>(r) * rows.row_stride;
-        std::copy_n(row, shape.head_dim, query.begin());
+        std::copy_n(rows.row(head, r), shape.head_dim, query.begin());
         for (std::size_t pair = 0; pair < back.size(); ++pair)
           options_.rotary.turn_pair(pair, back[pair], query.data());
         non_finite += statistics.add(layer, head, query.data()) ? 0 : 1;

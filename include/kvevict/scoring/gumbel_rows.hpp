@@ -96,7 +96,7 @@ class GumbelRows {
 
   /// Temperature of the row of the token at `position`.
   [[nodiscard]] double tau(const Sequence& sequence, std::size_t position) const noexcept {
-    const auto prompt_end = static_cast<std::size_t>(sequence.prompt().last);
+    const auto prompt_end = sequence.prompt_end();
     const std::size_t step = position < prompt_end ? 0 : position - prompt_end + 1;
     const double share = static_cast<double>(std::min(step, options_.generation_len)) /
                          static_cast<double>(options_.generation_len);

@@ -161,8 +161,7 @@ class HeadProfile {
 
   void observe_newest(const GroupRows& rows, const Sequence& sequence,
                       const kernels::KernelSet& kernel) {
-    const std::size_t recent =
-        options_.recent.tokens_of(static_cast<std::size_t>(sequence.prompt().last));
+    const std::size_t recent = options_.recent.tokens_of(sequence.prompt_end());
     const std::size_t lane = shape_.lane_of(MaskScope::kHead, rows.layer, rows.kv_head);
     float* const newest = profile_.newest.at(lane).data();
     const float share = 1.0F / static_cast<float>(rows.group_size);

@@ -13,7 +13,6 @@
 #include "kvevict/scoring/unit_key.hpp"
 #include "kvevict/scoring/weighted_rows.hpp"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>

@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <span>
-#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 

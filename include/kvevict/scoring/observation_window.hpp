@@ -44,8 +44,7 @@ struct ObservationWindow {
 [[nodiscard]] inline ObservationWindow find_observation_window(
     const Sequence& sequence, std::size_t lane, std::size_t window,
     std::span<const std::uint8_t> valid) noexcept {
-  return find_window(sequence.slots_before(lane, static_cast<std::size_t>(sequence.prompt().last)),
-                     window, valid);
+  return find_window(sequence.slots_before(lane, sequence.prompt_end()), window, valid);
 }
 
 /// Slots before the window that the lane has, or will have once all of the prompt is appended:
@@ -60,9 +59,7 @@ struct ObservationWindow {
 /// policies that look at the newest rows and cut no prompt before its end: of a prompt the last.
 [[nodiscard]] inline std::size_t recent_rows_wanted(const Sequence& sequence,
                                                     std::size_t window) noexcept {
-  const std::size_t length = sequence.length() + sequence.implied_append();
-  const bool decodes = length > static_cast<std::size_t>(sequence.prompt().last);
-  return decodes ? window : sequence.step_rows_in_window(window);
+  return sequence.num_decoded() > 0 ? window : sequence.step_rows_in_window(window);
 }
 
 KVEVICT_NAMESPACE_END

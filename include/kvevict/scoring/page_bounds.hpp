@@ -70,8 +70,7 @@ class PageBounds {
     const CacheShape& shape = sequence.shape();
     std::size_t non_finite = 0;
     for (std::size_t head = 0; head < shape.num_q_heads; ++head) {
-      const float* const from = rows.data + static_cast<std::ptrdiff_t>(head) * rows.head_stride +
-                                static_cast<std::ptrdiff_t>(rows.num_rows - 1) * rows.row_stride;
+      const float* const from = rows.row(head, rows.num_rows - 1);
       const std::span<float> query =
           std::span(queries_.data)
               .subspan((layer * shape.num_q_heads + head) * shape.head_dim, shape.head_dim);

@@ -48,9 +48,7 @@ class PageStamps {
   /// All of a decode step; none of a prompt.
   [[nodiscard]] std::size_t wanted_rows(const Sequence& sequence,
                                         std::size_t /*layer*/) const noexcept {
-    const std::size_t length = sequence.length() + sequence.implied_append();
-    const bool decodes = length > static_cast<std::size_t>(sequence.prompt().last);
-    return decodes ? sequence.step_len() : 0;
+    return sequence.num_decoded() > 0 ? sequence.step_len() : 0;
   }
   std::size_t observe_rows(const GroupRows& rows, const Sequence& sequence,
                            const kernels::KernelSet& kernel) {

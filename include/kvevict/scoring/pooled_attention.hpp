@@ -60,16 +60,15 @@ class PooledAttention {
   void begin(const Sequence& /*sequence*/) noexcept { window_.fill(0.0F); }
   [[nodiscard]] std::size_t wanted_rows(const Sequence& sequence,
                                         std::size_t /*layer*/) const noexcept {
-    return decodes(sequence, sequence.implied_append())
-               ? std::numeric_limits<std::size_t>::max()
-               : sequence.step_rows_in_window(options_.window);
+    return sequence.num_decoded() > 0 ? std::numeric_limits<std::size_t>::max()
+                                      : sequence.step_rows_in_window(options_.window);
   }
   std::size_t observe_rows(const GroupRows& rows, const Sequence& sequence,
                            const kernels::KernelSet& kernel) {
     if (rows.kv_head == 0)
       count_rows(rows, counts_.at(rows.layer));
     std::size_t non_finite = 0;
-    if (decodes(sequence)) {
+    if (sequence.num_decoded() > 0) {
       if (rows_.empty())
         rows_.start(sequence.step_len(), 1, 1, sequence.seq_len(rows.layer, rows.kv_head));
       const std::size_t first = sequence.length() - rows_.num_tokens();
@@ -118,10 +117,6 @@ class PooledAttention {
   }
 
  private:
-  [[nodiscard]] static bool decodes(const Sequence& sequence, std::size_t more = 0) noexcept {
-    return sequence.length() + more > static_cast<std::size_t>(sequence.prompt().last);
-  }
-
   PooledAttentionOptions options_;
   float share_;
   SlotArray sums_;

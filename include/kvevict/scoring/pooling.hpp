@@ -33,6 +33,12 @@ struct Pooling {
   void check(std::string_view where) const {
     detail::require(kernel_size % 2 == 1, where, "pooling.kernel_size", kernel_size, "must be odd");
   }
+  /// As a recipe's visit_options.
+  template <class Visit>
+  void visit_options(Visit&& visit) {
+    visit("pooling", kind);
+    visit("pool_kernel_size", kernel_size);
+  }
   /// @param out  of the size of `x`, not overlapping it
   void apply(std::span<const float> x, const kernels::KernelSet& kernel,
              std::span<float> out) const noexcept {

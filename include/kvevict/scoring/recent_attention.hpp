@@ -9,6 +9,7 @@
 #include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/scoring/attention_rows.hpp"
 #include "kvevict/scoring/lane_scores.hpp"
+#include "kvevict/scoring/observation_window.hpp"
 #include "kvevict/scoring/recent_row_signal.hpp"
 #include "kvevict/scoring/recent_rows.hpp"
 #include "kvevict/scoring/score_input.hpp"
@@ -17,7 +18,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -59,10 +59,10 @@ class PeakLogitAttention : public RecentRowSignal<RecentRows> {
     return non_finite;
   }
   void score(const ScoreInput& input, LaneScores& scores) const {
-    const std::size_t len = scores.seq_len();
-    const std::size_t first = first_valid(scores.cache());
-    const std::size_t past = std::max(first, window_start(scores.cache(), len));
-    scores.start(first, past, 1);
+    const ObservationWindow past =
+        find_window(scores.seq_len(), rows_.window(), scores.cache().valid);
+    const std::size_t first = past.first;
+    scores.start(first, past.prefix_end, 1);
     for (std::size_t head = 0; head < scores.num_heads(); ++head) {
       const std::span<float> mean = scores.array(head);
       const Lane lane = scores.cache(head);
@@ -85,23 +85,6 @@ class PeakLogitAttention : public RecentRowSignal<RecentRows> {
       if (num_rows > 0)
         input.kernel.scale(1.0F / static_cast<float>(num_rows), mean.size(), mean.data());
     }
-  }
-
- private:
-  [[nodiscard]] static std::size_t first_valid(const Lane& lane) noexcept {
-    std::size_t first = 0;
-    while (first < std::min(lane.valid.size(), lane.seq_len) && lane.valid[first] == 0)
-      ++first;
-    return first;
-  }
-  // Where the newest `window` valid slots begin.
-  [[nodiscard]] std::size_t window_start(const Lane& lane, std::size_t len) const noexcept {
-    std::size_t start = len;
-    for (std::size_t left = rows_.window(); start > 0 && left > 0;) {
-      --start;
-      left -= lane.has_token(start) ? 1 : 0;
-    }
-    return start;
   }
 };
 

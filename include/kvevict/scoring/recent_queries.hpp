@@ -52,18 +52,13 @@ class RecentQueries {
   }
   std::size_t observe_query_rows(std::size_t layer, const QueryRows& rows, const Sequence& sequence,
                                  const ViewRef& /*view*/, const kernels::KernelSet& /*kernel*/) {
-    scale_ = rows.scale != 0.0F ? rows.scale
-                                : 1.0F / std::sqrt(static_cast<float>(sequence.shape().head_dim));
+    scale_ = rows.logit_scale(sequence.shape().head_dim);
     soft_cap_ = rows.soft_cap;
     std::size_t non_finite = 0;
     for (std::size_t r = 0; r < rows.num_rows; ++r) {
       const std::size_t position = sequence.length() - rows.num_rows + r;
       for (std::size_t head = 0; head < sequence.shape().num_q_heads; ++head) {
-        non_finite += ring_.put(layer, head, position,
-                                rows.data + static_cast<std::ptrdiff_t>(head) * rows.head_stride +
-                                    static_cast<std::ptrdiff_t>(r) * rows.row_stride)
-                          ? 0
-                          : 1;
+        non_finite += ring_.put(layer, head, position, rows.row(head, r)) ? 0 : 1;
       }
     }
     return non_finite;

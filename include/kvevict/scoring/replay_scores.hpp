@@ -16,7 +16,6 @@
 #include "kvevict/scoring/row_blocks.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <memory>
@@ -169,8 +168,7 @@ class ReplayScores {
   void logits(const ReplayPass& pass, std::size_t kv_head, std::size_t q_head, const Lane& lane,
               std::size_t first, std::size_t count, std::size_t sinks, std::size_t width) {
     const QueryRows& queries = pass.queries;
-    const float* query = queries.data + static_cast<std::ptrdiff_t>(q_head) * queries.head_stride +
-                         static_cast<std::ptrdiff_t>(first) * queries.row_stride;
+    const float* query = queries.row(q_head, first);
     const auto stride = static_cast<std::ptrdiff_t>(width);
     const auto cached = [&](std::size_t begin, std::size_t end, std::size_t to) {
       for_each_row_block(lane.keys, shape_.head_dim, begin, end, *kernel_, gathered_,
@@ -190,10 +188,7 @@ class ReplayScores {
   void finish_logits(const QueryRows& queries, const Lane& lane, std::size_t first_slot,
                      std::size_t sinks, std::size_t before, std::size_t visible,
                      float* row) const noexcept {
-    const float scale = queries.scale != 0.0F
-                            ? queries.scale
-                            : 1.0F / std::sqrt(static_cast<float>(shape_.head_dim));
-    kernel_->scale(scale, visible, row);
+    kernel_->scale(queries.logit_scale(shape_.head_dim), visible, row);
     if (queries.soft_cap > 0.0F)
       kernel_->soft_cap(queries.soft_cap, visible, row);
     for (std::size_t i = 0; !lane.valid.empty() && i < before; ++i) {

@@ -82,17 +82,15 @@ class ThoughtSegments {
 
   [[nodiscard]] std::size_t wanted_rows(const Sequence& sequence,
                                         std::size_t layer) const noexcept {
-    const std::size_t length = sequence.length() + sequence.implied_append();
-    const bool decodes = length > static_cast<std::size_t>(sequence.prompt().last);
     const auto& layers = options_.layers;
     const bool tells =
         layers.empty() || std::find(layers.begin(), layers.end(), layer) != layers.end();
-    return decodes && tells ? std::numeric_limits<std::size_t>::max() : 0;
+    return sequence.num_decoded() > 0 && tells ? std::numeric_limits<std::size_t>::max() : 0;
   }
   std::size_t observe_rows(const GroupRows& rows, const Sequence& sequence,
                            const kernels::KernelSet& kernel) {
     std::size_t non_finite = 0;
-    const auto origin = static_cast<std::size_t>(sequence.prompt().last);
+    const auto origin = sequence.prompt_end();
     for (std::size_t r = 0; r < rows.num_rows; ++r) {
       const std::size_t len = options_.segment_len;
       const std::size_t start = origin + (rows.first_position + r - origin) / len * len;

@@ -57,13 +57,13 @@ class WindowMoments {
   }
   [[nodiscard]] std::size_t wanted_rows(const Sequence& sequence,
                                         std::size_t /*layer*/) const noexcept {
-    if (is_decoding(sequence))
+    if (sequence.num_decoded() > 0)
       return decoding_ ? 1 : 0;
     return sequence.step_rows_in_window(window_);
   }
   std::size_t observe_rows(const GroupRows& rows, const Sequence& sequence,
                            const kernels::KernelSet& /*kernel*/) {
-    const bool decoding = is_decoding(sequence);
+    const bool decoding = sequence.num_decoded() > 0;
     const std::size_t lane = shape_.lane_of(MaskScope::kHead, rows.layer, rows.kv_head);
     const std::size_t past = past_of_window(sequence, rows.layer, rows.kv_head, window_);
     if (decoding) {
@@ -93,7 +93,7 @@ class WindowMoments {
   void score(const ScoreInput& input, LaneScores& scores) const {
     const auto valid = scores.cache().valid;
     const ObservationWindow window =
-        is_decoding(input.sequence) && decoding_
+        input.sequence.num_decoded() > 0 && decoding_
             ? find_window(scores.seq_len(), window_, valid)
             : find_observation_window(input.sequence, scores.lane(), window_, valid);
     const std::size_t group = shape_.group_size();
@@ -155,9 +155,6 @@ class WindowMoments {
     std::size_t non_finite = 0;
   };
 
-  [[nodiscard]] static bool is_decoding(const Sequence& sequence) noexcept {
-    return sequence.length() > static_cast<std::size_t>(sequence.prompt().last);
-  }
   // 1 / (rows - 1), which makes squared distances a variance.
   [[nodiscard]] static double inverse_freedom(std::size_t rows) noexcept {
     return rows > 1 ? 1.0 / static_cast<double>(rows - 1) : 0.0;

@@ -20,7 +20,6 @@
 #include "kvevict/scoring/score_input.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <memory>
 #include <span>

@@ -73,9 +73,8 @@ class MassFirst {
     const std::size_t heads = sequence.shape().num_kv_heads;
     double mass = 0.0;
     for (std::size_t head = 0; head < heads; ++head) {
-      const std::size_t end =
-          sequence.slots_before(sequence.shape().lane_of(sequence.scope(), layer, head),
-                                static_cast<std::size_t>(sequence.prompt().last));
+      const std::size_t end = sequence.slots_before(
+          sequence.shape().lane_of(sequence.scope(), layer, head), sequence.prompt_end());
       const std::size_t rows = std::min(signal.window(), end);
       const std::span<const float> sums = signal.row_sums(layer, head);
       const std::size_t prefix = end - rows;

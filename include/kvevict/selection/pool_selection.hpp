@@ -34,7 +34,7 @@ namespace detail {
 /// keeps decoded tokens on top of it.
 [[nodiscard]] inline std::size_t len_without_decode(const Sequence& sequence,
                                                     std::size_t lane) noexcept {
-  return sequence.slots_before(lane, static_cast<std::size_t>(sequence.prompt().last));
+  return sequence.slots_before(lane, sequence.prompt_end());
 }
 
 /// The length that a ratio refers to, for a lane with `len` slots that the budget is for: what was

@@ -13,7 +13,7 @@ KVEVICT_NAMESPACE_BEGIN
 /// a prompt.
 [[nodiscard]] inline std::size_t decoded_in_step(const Sequence& sequence) noexcept {
   const std::size_t length = sequence.length();
-  const auto prompt_end = static_cast<std::size_t>(sequence.prompt().last);
+  const auto prompt_end = sequence.prompt_end();
   return length - std::clamp(prompt_end, length - sequence.step_len(), length);
 }
 
