@@ -43,8 +43,7 @@ class Rebuild {
       load(lane.values, lane.seq_len, dim, values_);
       for (std::size_t back = 0; back < std::min<std::size_t>(4, queries.num_rows); ++back) {
         const std::size_t row = queries.num_rows - 1 - back;
-        const float* q = queries.data + static_cast<std::ptrdiff_t>(h) * queries.head_stride +
-                         static_cast<std::ptrdiff_t>(row) * queries.row_stride;
+        const float* q = queries.row(h, row);
         const std::size_t seen = lane.seq_len - back;
         weights_.assign(seen, 0.0);
         for (std::size_t s = 0; s < seen; ++s) {

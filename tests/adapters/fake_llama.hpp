@@ -1,6 +1,7 @@
 #ifndef KVEVICT_TESTS_ADAPTERS_FAKE_LLAMA_HPP_
 #define KVEVICT_TESTS_ADAPTERS_FAKE_LLAMA_HPP_
 
+#include "adapters/fake_tensor.hpp"
 #include "kvevict/adapters/llama_cpp.hpp"
 
 #include <gtest/gtest.h>
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <set>
 #include <span>
@@ -23,26 +25,6 @@
 // model of a few layers whose keys depend on the token alone.
 namespace kvevict_test {
 
-struct FakeTensor {
-  int op = 0;
-  kvevict::llama_cpp::Storage type = kvevict::llama_cpp::Storage::kF32;
-  std::array<std::int64_t, 4> ne{1, 1, 1, 1};
-  std::array<std::size_t, 4> nb{};
-  std::array<std::int32_t, 16> op_params{};
-  std::array<FakeTensor*, 10> src{};
-  FakeTensor* view_src = nullptr;
-  void* data = nullptr;
-  char name[64] = "";
-  bool on_host = true;
-
-  void set_name(const char* prefix, std::size_t number) {
-    std::snprintf(name, sizeof(name), "%s%zu", prefix, number);
-  }
-  void set_param(std::size_t index, float value) {
-    std::memcpy(&op_params[index], &value, sizeof(value));
-  }
-};
-
 struct FakeGgml {
   using Tensor = FakeTensor;
   static constexpr int kFlashAttention = 1;
@@ -50,7 +32,7 @@ struct FakeGgml {
   static constexpr int kOther = 3;
   static constexpr int kRope = 4;
   static kvevict::llama_cpp::Storage storage(const Tensor& tensor) noexcept { return tensor.type; }
-  static bool is_host(const Tensor& tensor) noexcept { return tensor.on_host; }
+  static bool is_host(const Tensor& tensor) noexcept { return tensor.buffer->on_host; }
 };
 
 class FakeLlama {
@@ -116,8 +98,14 @@ class FakeLlama {
   // By default what base 100 means for two pairs.
   std::vector<double> inv_freq = {1.0, 0.1};
 
+  using Callback = std::function<bool(FakeTensor& node, bool ask)>;
+
   FakeLlama(const Options& with, kvevict::llama_cpp::Hook& hook)
-      : options(with), cells(with.num_cells), hook_(&hook) {
+      : FakeLlama(with, [&hook](FakeTensor& node, bool ask) {
+          return hook.on_node<FakeGgml>(node, ask);
+        }) {}
+  FakeLlama(const Options& with, Callback callback)
+      : options(with), cells(with.num_cells), callback_(std::move(callback)) {
     for (std::size_t layer = 0; layer < kLayers; ++layer) {
       keys_[layer].resize(with.num_cells * kKvHeads * kDim);
       values_[layer].resize(keys_[layer].size());
@@ -220,6 +208,7 @@ class FakeLlama {
   std::vector<Call> calls;
   std::vector<std::pair<kvevict::Position, kvevict::Position>> removals;
   std::vector<std::size_t> attended;  // layers whose attention node was wanted
+  std::size_t num_wanted = 0;  // nodes; the real graph stops behind each, and its threads with it
 
   [[nodiscard]] std::size_t num_used() const {
     return static_cast<std::size_t>(std::count_if(
@@ -234,7 +223,7 @@ class FakeLlama {
     cache.ne = {row, static_cast<std::int64_t>(options.num_cells), 1, 1};
     cache.nb = {4, 4 * kKvHeads * kDim, data.size() * 4, data.size() * 4};
     cache.data = data.data();
-    cache.on_host = options.on_host;
+    cache.buffer = options.on_host ? &kHostBuffer : &kDeviceBuffer;
     cache.set_name(name, layer);
   }
   [[nodiscard]] kvevict::Position newest(kvevict::llama_cpp::SequenceId sequence) const {
@@ -296,7 +285,9 @@ class FakeLlama {
     }
   }
   bool tell(FakeTensor& node, bool ask) {
-    return options.has_hook ? hook_->on_node<FakeGgml>(node, ask) : !ask;
+    const bool result = options.has_hook ? callback_(node, ask) : !ask;
+    num_wanted += ask && result ? 1 : 0;
+    return result;
   }
   void run(FakeTensor& node) {
     if (tell(node, true)) {
@@ -388,7 +379,7 @@ class FakeLlama {
     }
   }
 
-  kvevict::llama_cpp::Hook* hook_;
+  Callback callback_;
   std::array<std::vector<float>, kLayers> keys_;
   std::array<std::vector<float>, kLayers> values_;
   std::array<FakeTensor, kLayers> key_cache_;

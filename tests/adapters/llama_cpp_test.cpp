@@ -186,6 +186,48 @@ TEST(LlamaCppSession, AsksForNothingThatThePolicyDoesNotRead) {
   EXPECT_TRUE(f.llama.attended.empty());
 }
 
+// The engine's graph stops behind every node that is wanted, and its threads with it, which costs
+// much on a busy machine: nothing is wanted that is not read, and a single layer is one stop.
+TEST(LlamaCppSession, StopsTheGraphOnlyWhereAPolicyReads) {
+  const auto stops = [](auto make, const llama_cpp::SessionOptions& options) {
+    Fixture f;
+    auto policy = make(f.engine.shape());
+    Session<decltype(policy)> session(f.engine, policy, options);
+    session.prompt(numbered(20));
+    f.llama.num_wanted = 0;
+    session.decode(20);
+    return f.llama.num_wanted;
+  };
+  const auto tova = [](const CacheShape& shape) { return TOVA({.budget = 50}, shape); };
+  const auto snapkv = [](const CacheShape& shape) { return SnapKV({.budget = 50}, shape); };
+  EXPECT_EQ(stops(snapkv, {}), 0U) << "it reads prompts alone";
+  EXPECT_EQ(stops(tova, {}), 4U);
+  EXPECT_EQ(stops(tova, {.granularity = {.lane_reduce = ScoreReduce::kSum, .layers = {2}},
+                         .skip_layers_without_say = true}),
+            1U);
+}
+
+// Attention nodes have no names of their own ("node_21"): the cache behind K says the layer.
+TEST(LlamaCppEngine, KnowsLayersOfNodesWithoutNames) {
+  FakeTensor q;
+  FakeTensor cache;
+  cache.set_name("cache_k_l", 2);
+  cache.nb[1] = 32;
+  FakeTensor values = cache;
+  values.set_name("cache_v_l", 2);
+  FakeTensor k;
+  k.view_src = &cache;
+  FakeTensor v;
+  v.view_src = &values;
+  FakeTensor node;
+  node.op = FakeGgml::kFlashAttention;
+  node.set_name("node_", 0);
+  node.src = {&q, &k, &v};
+  EXPECT_EQ(llama_cpp::nodes::read_attention<FakeGgml>(node)->layer, 2U);
+  cache.set_name("cache_k_m", 2);
+  EXPECT_FALSE(llama_cpp::nodes::read_attention<FakeGgml>(node)) << "not a cache that is known";
+}
+
 TEST(LlamaCppSession, LeavesLayersWithoutASayAloneOnRequest) {
   Fixture f;
   Session<SnapKV> session(f.engine,
@@ -672,6 +714,61 @@ TEST(LlamaCppSession, LoadsAPromptThatWasSaved) {
     EXPECT_EQ(std::count(live.begin(), live.end(), FakeLlama::kNeedle), 1);
     session.reset();
   }
+}
+
+// What is evicted before anything is decoded leaves holes in cells that were just read in.
+TEST(LlamaCppSession, CutsAPromptThatWasLoaded) {
+  Fixture f;
+  llama_cpp::SavedCache saved;
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 3), {.compact = false});
+  session.begin_prompt(12);
+  session.feed(numbered(12));
+  session.save(saved);
+  session.reset();
+  session.begin_prompt(12);
+  session.load_prompt(saved);
+  session.end_prompt();
+  session.decode(12);
+  EXPECT_EQ(live_tokens(session, f.llama), (Tokens{0, 1, 10, 11, 12}));
+  EXPECT_EQ(session.cells()[4], 2) << "a freed cell";
+}
+
+// A policy that followed the prompt elsewhere knows it already.
+TEST(LlamaCppSession, GoesOnWithAPolicyThatFollowedThePrompt) {
+  Fixture f;
+  llama_cpp::SavedCache saved;
+  TOVA policy({.budget = 6}, f.engine.shape());
+  Tokens prompt = numbered(20);
+  prompt[9] = FakeLlama::kNeedle;
+  {
+    Session<TOVA> base(f.engine, TOVA({.budget = 6}, f.engine.shape()));
+    base.begin_prompt(20);
+    base.feed(prompt);
+    base.save(saved);
+    policy = base.policy();
+    base.reset();
+  }
+  f.llama.calls.clear();
+  Session<TOVA> session(f.engine, policy);
+  session.load_prompt(saved);
+  session.end_prompt();
+  const Tokens live = live_tokens(session, f.llama);
+  EXPECT_EQ(live.size(), 6U);
+  EXPECT_EQ(std::count(live.begin(), live.end(), FakeLlama::kNeedle), 1);
+  EXPECT_TRUE(f.llama.calls.empty());
+  EXPECT_EQ(session.policy().length(), 20U);
+}
+
+TEST(LlamaCppSession, RefusesAPolicyThatFollowedAnotherPrompt) {
+  Fixture f;
+  llama_cpp::SavedCache saved;
+  Session<FullKV> session(f.engine, FullKV({}, f.engine.shape()));
+  session.prompt(numbered(4));
+  session.save(saved);
+  session.reset();
+  session.policy().begin(3);
+  session.policy().append(3);
+  EXPECT_TRUE(refuses([&] { session.load_prompt(saved); }, {"policy().length() = 3"}));
 }
 
 TEST(LlamaCppSession, LoadsOnlyWholePromptsIntoCellsOfItsOwn) {

@@ -519,6 +519,7 @@ class Session final : private Listener {
     compact_slots(*keep, 0, cells_);
     compact_slots(*keep, 0, positions_);
     counters_.evicted += gone;
+    dense_ = dense_ && gone == 0;
     if (options_.compact && gone > 0 && highest_cell() + 1 > 2 * cells_.size())
       compact();
     return gone > 0;
