@@ -274,6 +274,7 @@ class CacheView {
                 : stored.storage == Storage::kF16 ? ElementType::kF16
                                                   : ElementType::kBF16;
     rows.data = stored.data + kv_head * stored.head_stride;
+    rows.slot_stride_bytes = static_cast<std::ptrdiff_t>(stored.cell_stride);
     rows.dim_stride_bytes = static_cast<std::ptrdiff_t>(element_size(rows.type));
     rows.page_table = cells_.data();
     rows.page_size = 1;
