@@ -48,13 +48,18 @@
 // documented interface ("cache_k_l<layer>", "cache_v_l<layer>", "l_out-<layer>"): Engine checks
 // them with its first decode and refuses what it does not recognise.
 //
-// Limits. One set of tokens for all heads and layers is all that llama.cpp can execute. Memory is
-// freed for new tokens and not returned to the system: the cache is as large as n_ctx. Tensors have
-// to lie in host memory. A prompt that is longer than the cache is cut while it is read, and a
-// policy that scores at a prompt's end (SnapKV) has nothing to go by then. Refused with a
-// sentence: recurrent and hybrid models, sliding windows, latent attention, ALiBi, K and V types
-// other than f32, f16, bf16 and q8_0 (K and queries of a q8_0 cache are rotated alike: products are
-// right, and policies that undo the rotary embedding are not to be used with it).
+// Limits. One set of tokens for all heads and layers is all that llama.cpp can execute. Evicted
+// cells are free for new tokens; memory goes back to the system with its context alone, so hand
+// over to a smaller one (Session::hand_over). Tensors have to lie in host memory. A prompt that is
+// longer than the cache is cut while it is read, and a policy that scores at a prompt's end
+// (SnapKV) has nothing to go by then. Refused with a sentence: recurrent and hybrid models, sliding
+// windows, latent attention, ALiBi, K and V types other than f32, f16, bf16 and q8_0. K and queries
+// of a q8_0 cache are multiplied by the same matrix: attention is right, but nothing can be turned
+// back, so Engine::rotary() refuses it.
+//
+// Threads: llama.cpp stops its threads behind every node that is read. Attach a pool
+// (llama_attach_threadpool), and where other programs run let it have fewer threads than cores:
+// they wait for each other in loops.
 KVEVICT_NAMESPACE_BEGIN
 namespace llama_cpp {
 
