@@ -26,7 +26,7 @@ struct ChatOptions {
   std::size_t budget = 0;  ///< 0: three quarters of the cells
   std::string policy = "triattention";
   std::string options;
-  Reduction reduction = {"upper", "max"};
+  Reduction reduction;
   std::string system = "You are a helpful assistant. Answer in a few sentences.";
   std::size_t max_reply = 200;
   float temperature = 0.7F;

@@ -1,9 +1,7 @@
 #ifndef KVEVICT_EXAMPLES_LLAMA_CPP_ENDLESS_HPP_
 #define KVEVICT_EXAMPLES_LLAMA_CPP_ENDLESS_HPP_
 
-#include "llama_cpp/reduction.hpp"
 #include "llama_cpp/runtime.hpp"
-#include "llama_cpp/statistics.hpp"
 #include "lm/contestants.hpp"
 #include "lm/output.hpp"
 #include "lm/prose.hpp"
@@ -15,7 +13,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -39,7 +36,6 @@ struct EndlessRow {
   std::string label;
   std::string policy;
   std::string options = {};
-  std::string reduce = "sum";
 };
 
 [[nodiscard]] inline std::vector<EndlessRow> endless_rows(const EndlessOptions& options) {
@@ -60,7 +56,7 @@ struct EndlessRow {
                            {"TOVA", "tova"},
                            {"H2O", "h2o"},
                            {"InertiaKV, score-free", "inertiakv", "score_free=true"},
-                           {"TriAttention", "triattention", "recent_window=128", "max"}});
+                           {"TriAttention", "triattention", "recent_window=128"}});
   return rows;
 }
 
@@ -101,8 +97,7 @@ struct Predicted {
                                           std::size_t budget) {
   return Session(runtime.engine(),
                  runtime.make_policy(row.policy, lm::options_for(row.policy, budget, row.options)),
-                 {.granularity = Reduction{.reduce = row.reduce}.granularity(runtime.num_layers()),
-                  .cut_interval = 32});
+                 {.cut_interval = 32});
 }
 
 /// Reads the first tokens as a prompt and predicts the others. The full cache has room for all.

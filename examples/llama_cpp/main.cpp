@@ -4,6 +4,7 @@
 #include "llama_cpp/chat.hpp"
 #include "llama_cpp/check.hpp"
 #include "llama_cpp/endless.hpp"
+#include "llama_cpp/equality.hpp"
 #include "llama_cpp/layers.hpp"
 #include "llama_cpp/recall.hpp"
 #include "llama_cpp/short.hpp"
@@ -123,6 +124,8 @@ int main(int argc, char** argv) {
   command->add_option("--cache", cache, "type of K and V")
       ->check(CLI::IsMember({"f16", "bf16", "f32", "q8_0"}))
       ->capture_default_str();
+  add_mode("equality", "do holes change what the model says (writes a copy of it in f32)",
+           [&] { return equality(common); });
   add_mode("short", "whether all of it works", [&] { return run_short(common); });
 
   CLI11_PARSE(app, argc, argv);

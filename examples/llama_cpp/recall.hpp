@@ -94,8 +94,8 @@ struct Contestant {
       {"H2O", "h2o"},
       {"InertiaKV", "inertiakv"},
       {"ExpectedAttention", "expected_attention"},
-      {"TriAttention", "triattention", {}, with("upper", "max")},
-      {"TriAttention, saved statistics", "triattentionstats", {}, with("upper", "max")},
+      {"TriAttention", "triattention"},
+      {"TriAttention, saved statistics", "triattentionstats"},
       {"SnapKV, window 32", "snapkv", {}, options.reduction},
       {"SnapKV, all layers, sum", "snapkv", window, with("all", "sum")},
       {"SnapKV, all layers, max", "snapkv", window, with("all", "max")},
@@ -124,8 +124,9 @@ struct Contestant {
   for (const lm::Contestant& c : lineup.contestants) {
     for (const Reduction& reduction : reductions) {
       const bool one = reductions.size() == 1 || c.policy == "fullkv";
-      result.push_back({one ? c.label : c.label + ", " + reduction.label(), c.policy, c.fixed,
-                        reduction, false});
+      const std::string label = c.label.substr(0, c.label.find('('));
+      result.push_back(
+          {one ? label : label + ", " + reduction.label(), c.policy, c.fixed, reduction, false});
       if (one)
         break;
     }

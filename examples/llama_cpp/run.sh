@@ -10,6 +10,7 @@
 #   layers   which layers know where a fact lies, for --layers
 #   chat     a conversation without end; /stats, /pin NAME, /cells N, /quit
 #   check    whether the adapter sees the very operands of attention
+#   equality whether holes change what the model says; writes a copy of it in f32 (540 MB)
 #   short    whether all of it works, in two minutes; fails where it does not
 #
 # Installs by apt what is missing, fetches the model (93 MB) and llama.cpp (77 MB, the sdist of
@@ -37,7 +38,7 @@ case ${1:-} in
     print_help
     exit 0
     ;;
-  recall | bench | endless | layers | chat | check | short)
+  recall | bench | endless | layers | chat | check | equality | short)
     modes=$1
     shift
     ;;
