@@ -30,6 +30,7 @@ namespace llama_example {
 [[nodiscard]] inline std::string f32_copy(const std::string& model) {
   std::string path = model + ".f32.gguf";
   if (!std::ifstream(path)) {
+    log_errors_alone();
     llama_model_quantize_params params = llama_model_quantize_default_params();
     params.ftype = LLAMA_FTYPE_ALL_F32;
     params.allow_requantize = true;

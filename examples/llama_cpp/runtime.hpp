@@ -54,15 +54,20 @@ struct Text {
   engine::Tokenizer tokenizer;
 };
 
+/// Of what llama.cpp has to say, only what went wrong.
+inline void log_errors_alone() {
+  llama_log_set(
+      [](ggml_log_level level, const char* text, void*) {
+        if (level == GGML_LOG_LEVEL_ERROR)
+          std::fputs(text, stderr);
+      },
+      nullptr);
+}
+
 class Model {
  public:
   explicit Model(const std::string& path) {
-    llama_log_set(
-        [](ggml_log_level level, const char* text, void*) {
-          if (level == GGML_LOG_LEVEL_ERROR)
-            std::fputs(text, stderr);
-        },
-        nullptr);
+    log_errors_alone();
     model_.reset(llama_model_load_from_file(path.c_str(), llama_model_default_params()));
     if (!model_)
       throw std::runtime_error(path + ": llama.cpp cannot load it");

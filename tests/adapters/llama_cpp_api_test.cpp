@@ -47,8 +47,7 @@ TEST(LlamaCppApi, ReadmeBlockRuns) {
 
   kvevict::llama_cpp::Engine engine(kvevict::llama_cpp::Context(context), hook);
   kvevict::SnapKV policy({.budget = 100, .observation_window = 32}, engine.shape());
-  kvevict::llama_cpp::SessionOptions options;
-  options.granularity.layers = {2, 3};  // who decides what stays; by default the upper half
+  kvevict::llama_cpp::SessionOptions options;  // .granularity: which layers decide what stays
   kvevict::llama_cpp::Session session(engine, policy, options);
   session.prompt(tokens);  // in as many calls of llama_decode as it takes, and cut at its end
   std::int32_t token = next_token(context, end_of_text);  // from llama_get_logits_ith(context, -1)
