@@ -355,7 +355,7 @@ struct SessionCounters {
   std::uint64_t removals = 0;  ///< runs of them, a call of llama_memory_seq_rm each
   std::uint64_t full = 0;      ///< calls that found no cells, before an eviction made room
   std::uint64_t compactions = 0;
-  std::uint64_t shifts = 0;  ///< old blocks that were moved up
+  std::uint64_t shifts = 0;  ///< times that old tokens were given other positions
 };
 
 /// The cache of one sequence, written out: to go on from in other sessions and other contexts.
