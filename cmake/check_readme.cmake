@@ -1,6 +1,6 @@
 # cmake -P cmake/check_readme.cmake: each C++ block of the README stands, line by line, in a file of
-# examples/, all of which are compiled and run; the first one in 01_quickstart.cpp. Indentation may
-# differ.
+# examples/ or in a test of an adapter, all of which are compiled and run; the first one in
+# 01_quickstart.cpp. Indentation may differ.
 cmake_minimum_required(VERSION 3.23)
 set(root ${CMAKE_CURRENT_LIST_DIR}/..)
 
@@ -35,7 +35,7 @@ while(TRUE)
     message(FATAL_ERROR "A C++ block of README.md is not in ${examples}:\n${snippet}")
   endif()
   math(EXPR num_blocks "${num_blocks} + 1")
-  file(GLOB examples ${root}/examples/*.cpp)
+  file(GLOB examples ${root}/examples/*.cpp ${root}/tests/adapters/*_api_test.cpp)
 endwhile()
 if(num_blocks EQUAL 0)
   message(FATAL_ERROR "README.md has no C++ block")

@@ -1,6 +1,7 @@
 # Every public header. A new one is added here by check_headers.cmake -D UPDATE=ON.
 set(KVEVICT_HEADERS
     include/kvevict/adapters/llama_cpp.hpp
+    include/kvevict/adapters/llama_cpp_hook.hpp
     include/kvevict/allocation/allocation.hpp
     include/kvevict/allocation/apportion.hpp
     include/kvevict/allocation/budget_tables.hpp
@@ -155,6 +156,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/query_centres.hpp
     include/kvevict/scoring/query_filters.hpp
     include/kvevict/scoring/query_statistics.hpp
+    include/kvevict/scoring/query_statistics_bytes.hpp
     include/kvevict/scoring/random_scores.hpp
     include/kvevict/scoring/recent_attention.hpp
     include/kvevict/scoring/recent_queries.hpp

@@ -1,17 +1,26 @@
 #!/bin/sh
-# sh examples/llama_cpp/run.sh [--help] [recall | bench | endless | check] [OPTION]...
+# sh examples/llama_cpp/run.sh [--help] [MODE] [OPTION]...
 #
 # Runs SmolLM2-135M-Instruct in llama.cpp, flash attention on, with kvevict evicting through its
-# public API, and prints what the model still finds in its cache (recall, the default), how long a
-# decode step takes (bench), what becomes of text without end in a small cache (endless), or whether
-# the adapter sees the very operands of attention (check).
+# public API. Without a mode: the three tables, in half an hour or so.
+#
+#   recall   what the model still finds in a cache that was cut
+#   bench    how long a decode step takes, with and without, and what kvevict takes of it
+#   endless  what becomes of text without end in a small cache
+#   layers   which layers know where a fact lies, for --layers
+#   chat     a conversation without end; /stats, /pin NAME, /cells N, /quit
+#   check    whether the adapter sees the very operands of attention
+#   short    whether all of it works, in two minutes; fails where it does not
+#
 # Installs by apt what is missing, fetches the model (93 MB) and llama.cpp (77 MB, the sdist of
 # llama-cpp-python) from PyPI, and builds llama.cpp once in build/llama.cpp (minutes).
 #
 # Options go to the program, for instance --threads 2, recall --trials 4. All of them:
-#   build/llama.cpp/example/kvevict_llama_cpp recall --help
+#   build/examples/llama_cpp/kvevict_llama_cpp recall --help
 #
-# In the environment: LLAMA_CPP_PREFIX, where a llama.cpp is installed already.
+# In the environment: LLAMA_CPP_PREFIX, where a llama.cpp is installed already, or
+# LLAMA_CPP_SOURCE, a directory with its sources. Others than that of the sdist may have other
+# names for what the adapter reads; it says so then.
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/../.." && pwd)
 . "$root/cmake/setup.sh"
@@ -22,13 +31,16 @@ sdist_sha256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 work=$build/llama.cpp
 prefix=${LLAMA_CPP_PREFIX:-$work/installed}
 
+modes='recall bench endless'
 case ${1:-} in
   --help | -h)
     print_help
     exit 0
     ;;
-  recall | bench | endless | check) ;;
-  *) set -- recall "$@" ;;
+  recall | bench | endless | layers | chat | check | short)
+    modes=$1
+    shift
+    ;;
 esac
 
 # Leaves the sdist in $work. pip compiles nothing for it.
@@ -45,11 +57,14 @@ fetch_llama() {
 build_llama() {
   [ ! -e "$prefix/lib/cmake/llama/llama-config.cmake" ] || return 0
   mkdir -p "$work/source"
-  fetch_llama || fail "llama.cpp could not be fetched"
-  tar xzf "$work/$sdist_name" -C "$work/source" --strip-components=1
+  source=${LLAMA_CPP_SOURCE:-$work/source/vendor/llama.cpp}
+  if [ -z "${LLAMA_CPP_SOURCE:-}" ]; then
+    fetch_llama || fail "llama.cpp could not be fetched"
+    tar xzf "$work/$sdist_name" -C "$work/source" --strip-components=1
+  fi
   say "building llama.cpp in build/llama.cpp/ (minutes, once)"
   {
-    cmake -S "$work/source/vendor/llama.cpp" -B "$work/build" -DCMAKE_BUILD_TYPE=Release \
+    cmake -S "$source" -B "$work/build" -DCMAKE_BUILD_TYPE=Release \
       -DCMAKE_INSTALL_PREFIX="$prefix" -DCMAKE_INSTALL_LIBDIR=lib -DBUILD_SHARED_LIBS=OFF \
       -DGGML_OPENMP=OFF -DGGML_LLAMAFILE=OFF -DGGML_CCACHE=OFF -DLLAMA_OPENSSL=OFF \
       -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF \
@@ -64,14 +79,11 @@ build_llama() {
 
 need_base
 build_llama
-say "building the example"
-{
-  cmake -S "$root/examples/llama_cpp" -B "$work/example" -DCMAKE_PREFIX_PATH="$prefix" &&
-    cmake --build "$work/example" --parallel "$jobs" --target kvevict_llama_cpp
-} >"$work/example.log" 2>&1 || {
-  tail -n 40 "$work/example.log" >&2
-  fail "the example could not be built"
-}
+configure "$build" -DCMAKE_BUILD_TYPE=Release -DKVEVICT_LLAMA_CPP="$prefix"
+build_targets "$build" kvevict_llama_cpp
 fetch_model
 [ -n "$model" ] || fail "the model could not be fetched (build/models/fetch.log)"
-exec "$work/example/kvevict_llama_cpp" "$@" --model "$model"
+for mode in $modes; do
+  "$build/examples/llama_cpp/kvevict_llama_cpp" "$mode" --model "$model" \
+    --text "$root/README.md" "$@"
+done

@@ -4,6 +4,7 @@
 #include "lm/common.hpp"
 #include "lm/compare.hpp"
 #include "lm/measure.hpp"
+#include "lm/output.hpp"
 #include "lm/prose.hpp"
 #include "lm/recall_task.hpp"
 #include "lm/table.hpp"

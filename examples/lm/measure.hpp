@@ -2,6 +2,7 @@
 #define KVEVICT_EXAMPLES_LM_MEASURE_HPP_
 
 #include "lm/common.hpp"
+#include "lm/output.hpp"
 #include "lm/recall_task.hpp"
 
 #include <algorithm>

@@ -32,6 +32,10 @@ struct Question {
 
 struct Trial {
   std::vector<Token> prompt;  ///< read, then cut
+  /// Of a single fact: where its tokens begin and end. What stands before says what it is about,
+  /// and the question behind `filler_end` asks for it.
+  std::size_t fact_begin = 0, fact_end = 0;
+  std::size_t filler_begin = 0, filler_end = 0;
   std::vector<Question> questions;
 };
 
@@ -120,13 +124,18 @@ inline constexpr std::array<std::string_view, 20> kSecretWords = {
   const auto before =
       static_cast<std::size_t>(options.depth * static_cast<double>(sentences.size()));
   std::string text = intro;
+  Trial trial;
+  trial.filler_begin = tokenizer.encode_start(text).size();
   for (std::size_t i = 0; i <= sentences.size(); ++i) {
-    if (i == before)
+    if (i == before) {
+      trial.fact_begin = tokenizer.encode_start(text).size();
       text += fact;
+      trial.fact_end = tokenizer.encode_start(text).size();
+    }
     if (i < sentences.size())
       text += sentences[i];
   }
-  Trial trial;
+  trial.filler_end = tokenizer.encode_start(text).size();
   trial.prompt = tokenizer.encode_start(text + question);
   // The last token goes through the cut cache, so that every word of the answer does.
   trial.questions.push_back({{trial.prompt.back()}, answer, 10});

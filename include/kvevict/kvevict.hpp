@@ -66,6 +66,7 @@
 #include "kvevict/policies/vase.hpp"
 #include "kvevict/policies/window_voting.hpp"
 #include "kvevict/scoring/output_error.hpp"
+#include "kvevict/scoring/query_statistics_bytes.hpp"
 #include "kvevict/scoring/replay_scores.hpp"
 #include "kvevict/selection/projection.hpp"
 #include "kvevict/version.hpp"

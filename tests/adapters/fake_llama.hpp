@@ -1,6 +1,7 @@
 #ifndef KVEVICT_TESTS_ADAPTERS_FAKE_LLAMA_HPP_
 #define KVEVICT_TESTS_ADAPTERS_FAKE_LLAMA_HPP_
 
+#include "adapters/fake_tensor.hpp"
 #include "kvevict/adapters/llama_cpp.hpp"
 
 #include <gtest/gtest.h>
@@ -11,6 +12,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <functional>
+#include <numeric>
 #include <set>
 #include <span>
 #include <string>
@@ -22,33 +25,14 @@
 // model of a few layers whose keys depend on the token alone.
 namespace kvevict_test {
 
-struct FakeTensor {
-  int op = 0;
-  kvevict::llama_cpp::Storage type = kvevict::llama_cpp::Storage::kF32;
-  std::array<std::int64_t, 4> ne{1, 1, 1, 1};
-  std::array<std::size_t, 4> nb{};
-  std::array<std::int32_t, 16> op_params{};
-  std::array<FakeTensor*, 10> src{};
-  FakeTensor* view_src = nullptr;
-  void* data = nullptr;
-  char name[64] = "";
-  bool on_host = true;
-
-  void set_name(const char* prefix, std::size_t number) {
-    std::snprintf(name, sizeof(name), "%s%zu", prefix, number);
-  }
-  void set_param(std::size_t index, float value) {
-    std::memcpy(&op_params[index], &value, sizeof(value));
-  }
-};
-
 struct FakeGgml {
   using Tensor = FakeTensor;
   static constexpr int kFlashAttention = 1;
   static constexpr int kSetRows = 2;
   static constexpr int kOther = 3;
+  static constexpr int kRope = 4;
   static kvevict::llama_cpp::Storage storage(const Tensor& tensor) noexcept { return tensor.type; }
-  static bool is_host(const Tensor& tensor) noexcept { return tensor.on_host; }
+  static bool is_host(const Tensor& tensor) noexcept { return tensor.buffer->on_host; }
 };
 
 class FakeLlama {
@@ -71,6 +55,13 @@ class FakeLlama {
     std::string refusal = {};
     std::size_t trained_context = 8192;
     bool refuses_removal = false;
+    bool can_shift = true;
+    bool has_rope = false;  // queries are rope_query() and turned by the rotary embedding below
+    bool multiplies_queries = false;  // between there and attention, as with a quantised cache
+    std::vector<std::int32_t> rope_params = rope_parameters();
+    std::vector<float> rope_factors = {};  // of the frequencies
+    double turns_by = 1.0;                 // what it turns by, of what it should
+    double attention_scaling = 1.0;
     int result = 0;       // of the next decode, which then does nothing, where it is not 0
     int late_result = 0;  // the same, but the tokens were written: aborted
   };
@@ -86,8 +77,35 @@ class FakeLlama {
     friend bool operator==(const Call&, const Call&) = default;
   };
 
+  // op_params of ggml_rope_ext: 4 channels, base 100, nothing scaled.
+  [[nodiscard]] static std::vector<std::int32_t> rope_parameters(std::int32_t mode = 0,
+                                                                 float freq_scale = 1.0F,
+                                                                 float ext_factor = 0.0F,
+                                                                 float attn_factor = 1.0F,
+                                                                 std::int32_t n_ctx_orig = 8192) {
+    std::vector<std::int32_t> params(16);
+    params[1] = kDim;
+    params[2] = mode;
+    params[4] = n_ctx_orig;
+    const float floats[] = {100.0F, freq_scale, ext_factor, attn_factor, 32.0F, 1.0F};
+    std::memcpy(&params[5], floats, sizeof(floats));
+    return params;
+  }
+  // Of every token and layer, before it is turned.
+  [[nodiscard]] static std::array<float, kDim> rope_query(std::size_t head) {
+    return {2.0F, static_cast<float>(head), 1.0F, 0.0F};
+  }
+  // By default what base 100 means for two pairs.
+  std::vector<double> inv_freq = {1.0, 0.1};
+
+  using Callback = std::function<bool(FakeTensor& node, bool ask)>;
+
   FakeLlama(const Options& with, kvevict::llama_cpp::Hook& hook)
-      : options(with), cells(with.num_cells), hook_(&hook) {
+      : FakeLlama(with, [&hook](FakeTensor& node, bool ask) {
+          return hook.on_node<FakeGgml>(node, ask);
+        }) {}
+  FakeLlama(const Options& with, Callback callback)
+      : options(with), cells(with.num_cells), callback_(std::move(callback)) {
     for (std::size_t layer = 0; layer < kLayers; ++layer) {
       keys_[layer].resize(with.num_cells * kKvHeads * kDim);
       values_[layer].resize(keys_[layer].size());
@@ -113,8 +131,8 @@ class FakeLlama {
     }
     if (options.result != 0)
       return std::exchange(options.result, 0);
-    if (position != newest(sequence) + 1)
-      return -1;
+    if (position != newest(sequence) + 1 && newest(sequence) >= 0)
+      return -1;  // an empty sequence may begin anywhere
     const std::vector<std::int64_t> targets = free_cells(sequence, tokens.size());
     if (targets.size() < tokens.size())
       return 1;
@@ -190,6 +208,7 @@ class FakeLlama {
   std::vector<Call> calls;
   std::vector<std::pair<kvevict::Position, kvevict::Position>> removals;
   std::vector<std::size_t> attended;  // layers whose attention node was wanted
+  std::size_t num_wanted = 0;  // nodes; the real graph stops behind each, and its threads with it
 
   [[nodiscard]] std::size_t num_used() const {
     return static_cast<std::size_t>(std::count_if(
@@ -204,7 +223,7 @@ class FakeLlama {
     cache.ne = {row, static_cast<std::int64_t>(options.num_cells), 1, 1};
     cache.nb = {4, 4 * kKvHeads * kDim, data.size() * 4, data.size() * 4};
     cache.data = data.data();
-    cache.on_host = options.on_host;
+    cache.buffer = options.on_host ? &kHostBuffer : &kDeviceBuffer;
     cache.set_name(name, layer);
   }
   [[nodiscard]] kvevict::Position newest(kvevict::llama_cpp::SequenceId sequence) const {
@@ -250,11 +269,25 @@ class FakeLlama {
       write(static_cast<std::size_t>(targets[i]), tokens[i],
             position + static_cast<kvevict::Position>(i), sequence);
     }
-    emit_layers(tokens, targets, options.num_cells, logits);
+    emit_layers(tokens, targets, options.num_cells, logits, position);
   }
 
+  void turn(std::vector<float>& queries, kvevict::Position first) const {
+    const kvevict::RotaryEmbedding rotary{.inv_freq = inv_freq,
+                                          .pairing = options.rope_params[2] == 2
+                                                         ? kvevict::RotaryPairing::kHalf
+                                                         : kvevict::RotaryPairing::kInterleaved};
+    for (std::size_t i = 0; i < queries.size(); i += kDim) {
+      const auto position = static_cast<double>(first) + static_cast<double>(i / kDim / kQHeads);
+      rotary.turn(options.turns_by * position, queries.data() + i);
+      for (std::size_t c = 0; c < 2 * inv_freq.size(); ++c)
+        queries[i + c] *= static_cast<float>(options.attention_scaling);
+    }
+  }
   bool tell(FakeTensor& node, bool ask) {
-    return options.has_hook ? hook_->on_node<FakeGgml>(node, ask) : !ask;
+    const bool result = options.has_hook ? callback_(node, ask) : !ask;
+    num_wanted += ask && result ? 1 : 0;
+    return result;
   }
   void run(FakeTensor& node) {
     if (tell(node, true)) {
@@ -262,7 +295,7 @@ class FakeLlama {
     }
   }
   void emit_layers(std::span<const Token> tokens, std::span<const std::int64_t> targets,
-                   std::size_t num_cells, bool logits) {
+                   std::size_t num_cells, bool logits, kvevict::Position position = 0) {
     const std::size_t count = tokens.size();
     std::vector<std::int64_t> written(targets.begin(), targets.end());
     std::vector<float> queries(count * kQHeads * kDim);
@@ -282,10 +315,38 @@ class FakeLlama {
           run(set_rows);
         }
       }
+      FakeTensor unturned;
+      unturned.ne = {kDim, kQHeads, static_cast<std::int64_t>(count), 1};
+      unturned.nb = {4, 4 * kDim, 4 * kQHeads * kDim, 0};
+      unturned.data = queries.data();
+      std::vector<std::int32_t> positions(count);
+      std::iota(positions.begin(), positions.end(), position);
+      FakeTensor where;
+      where.data = positions.data();
+      FakeTensor factors;
+      factors.data = options.rope_factors.data();
+      FakeTensor rope = unturned;
+      rope.op = FakeGgml::kRope;
+      std::copy(options.rope_params.begin(), options.rope_params.end(), rope.op_params.begin());
+      rope.src = {&unturned, &where, options.rope_factors.empty() ? nullptr : &factors};
       FakeTensor q;
       q.ne = {kDim, static_cast<std::int64_t>(count), kQHeads, 1};
       q.nb = {4, 4 * kQHeads * kDim, 4 * kDim, 0};
       q.data = queries.data();
+      if (options.has_rope) {
+        for (std::size_t i = 0; i < count * kQHeads; ++i) {
+          const auto query = rope_query(i % kQHeads);
+          std::copy(query.begin(), query.end(),
+                    queries.begin() + static_cast<std::ptrdiff_t>(i * kDim));
+        }
+        q.src[0] = &rope;
+        q.view_src = options.multiplies_queries ? nullptr : &rope;
+        const bool wanted = tell(rope, true);
+        turn(queries, position);  // in place, as ggml may
+        if (wanted) {
+          EXPECT_TRUE(tell(rope, false));
+        }
+      }
       FakeTensor k;
       k.ne = {kDim, static_cast<std::int64_t>(num_cells), kKvHeads, 1};
       k.view_src = &key_cache_[layer];
@@ -318,7 +379,7 @@ class FakeLlama {
     }
   }
 
-  kvevict::llama_cpp::Hook* hook_;
+  Callback callback_;
   std::array<std::vector<float>, kLayers> keys_;
   std::array<std::vector<float>, kLayers> values_;
   std::array<FakeTensor, kLayers> key_cache_;
@@ -356,7 +417,7 @@ struct FakeHost {
                         std::size_t size) {
     return llama->set_state(sequence, buffer, size);
   }
-  [[nodiscard]] bool can_shift() const { return true; }
+  [[nodiscard]] bool can_shift() const { return llama->options.can_shift; }
   [[nodiscard]] std::size_t num_cells() const { return llama->options.num_cells; }
   [[nodiscard]] std::size_t num_cells_per_sequence() const {
     return llama->options.num_cells / llama->options.num_streams;

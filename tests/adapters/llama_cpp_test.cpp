@@ -7,11 +7,13 @@
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
 #include "kvevict/policies/tova.hpp"
+#include "kvevict/policies/triattention.hpp"
 #include "support/errors.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -47,6 +49,7 @@ struct Fixture {
       : llama(options, hook), engine(FakeHost{&llama}, hook) {
     llama.calls.clear();
     llama.removals.clear();
+    llama.attended.clear();
   }
   Hook hook;
   FakeLlama llama;
@@ -93,6 +96,61 @@ TEST(LlamaCppEngine, RefusesWithASentence) {
   EXPECT_TRUE(refused({.result = -3}, "llama_decode = -3"));
 }
 
+// Base 100 and two pairs: frequencies 1 and 100^(-1/2).
+TEST(LlamaCppEngine, ReadsTheRotaryEmbeddingFromTheGraph) {
+  Fixture f({.has_rope = true});
+  EXPECT_EQ(f.engine.rotary().pairing, RotaryPairing::kInterleaved);
+  EXPECT_DOUBLE_EQ(f.engine.rotary().attention_scaling, 1.0);
+  ASSERT_EQ(f.engine.rotary().num_pairs(), 2U);
+  EXPECT_DOUBLE_EQ(f.engine.rotary().inv_freq[0], 1.0);
+  EXPECT_DOUBLE_EQ(f.engine.rotary().inv_freq[1], 0.1);
+  Fixture halves({.has_rope = true, .rope_params = FakeLlama::rope_parameters(2)});
+  EXPECT_EQ(halves.engine.rotary().pairing, RotaryPairing::kHalf);
+}
+
+// Linear scaling halves every frequency; factors divide them one by one: base 100 gives 1 / 2 and
+// 0.1 / 4 where the fake, which knows nothing of either, would be caught.
+TEST(LlamaCppEngine, ReadsScaledFrequencies) {
+  Fixture linear(
+      {.has_rope = true, .rope_params = FakeLlama::rope_parameters(0, 0.5F), .turns_by = 0.5});
+  EXPECT_DOUBLE_EQ(linear.engine.rotary().inv_freq[1], 0.05);
+  Fixture factors({.has_rope = true, .rope_factors = {4.0F, 4.0F}, .turns_by = 0.25});
+  EXPECT_DOUBLE_EQ(factors.engine.rotary().inv_freq[0], 0.25);
+  EXPECT_DOUBLE_EQ(factors.engine.rotary().inv_freq[1], 0.025);
+}
+
+// YaRN at a quarter of the frequencies, trained on 8 positions, turns 1 and 0.0625 over them:
+// channels 4 ln(8 / 2 pi) / 2 ln 100 = 0.10 and 4 ln(8 / 0.0625 / 2 pi) / 2 ln 100 = 1.31, so the
+// ramp goes from 0 to 2. Pair 0 keeps its frequency, pair 1 lies in the middle:
+// 0.1 (0.5 / 4 + 0.5). Scaling 1 + 0.1 ln 4.
+TEST(LlamaCppEngine, ReadsYarn) {
+  FakeTensor rope;
+  rope.op = FakeGgml::kRope;
+  const auto params = FakeLlama::rope_parameters(2, 0.25F, 1.0F, 1.0F, 8);
+  std::copy(params.begin(), params.end(), rope.op_params.begin());
+  rope.set_param(9, 1.0F);
+  rope.set_param(10, 0.0625F);
+  const auto reading = llama_cpp::nodes::read_rope<FakeGgml>(rope);
+  EXPECT_EQ(reading.problem, "");
+  EXPECT_DOUBLE_EQ(reading.rotary.inv_freq[0], 1.0);
+  EXPECT_NEAR(reading.rotary.inv_freq[1], 0.0625, 1e-12);
+  EXPECT_NEAR(reading.rotary.attention_scaling, 1.1386294, 1e-7);
+}
+
+// Other policies may run; those that ask for it get a sentence.
+TEST(LlamaCppEngine, SaysWhyTheRotaryEmbeddingIsNotKnown) {
+  const auto refused = [](const FakeLlama::Options& options, std::string_view part) {
+    Fixture f(options);
+    EXPECT_FALSE(f.engine.has_rotary());
+    return refuses([&] { static_cast<void>(f.engine.rotary()); }, {"llama_cpp::Engine", part});
+  };
+  EXPECT_TRUE(refused({}, "as a rotary embedding left them"));
+  EXPECT_TRUE(refused({.has_rope = true, .multiplies_queries = true}, "is K quantised?"));
+  EXPECT_TRUE(refused({.has_rope = true, .rope_params = FakeLlama::rope_parameters(8)}, "M-RoPE"));
+  EXPECT_TRUE(refused({.has_rope = true, .turns_by = 1.01}, "not what its parameters say"));
+  EXPECT_TRUE(refused({.has_rope = true, .attention_scaling = 1.1}, "not what its parameters say"));
+}
+
 TEST(LlamaCppHook, SaysNothingOfGraphsThatNobodyListensTo) {
   Fixture f;
   f.llama.warm_up();
@@ -126,6 +184,48 @@ TEST(LlamaCppSession, AsksForNothingThatThePolicyDoesNotRead) {
   Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 6));
   session.prompt(numbered(20));
   EXPECT_TRUE(f.llama.attended.empty());
+}
+
+// The engine's graph stops behind every node that is wanted, and its threads with it, which costs
+// much on a busy machine: nothing is wanted that is not read, and a single layer is one stop.
+TEST(LlamaCppSession, StopsTheGraphOnlyWhereAPolicyReads) {
+  const auto stops = [](auto make, const llama_cpp::SessionOptions& options) {
+    Fixture f;
+    auto policy = make(f.engine.shape());
+    Session<decltype(policy)> session(f.engine, policy, options);
+    session.prompt(numbered(20));
+    f.llama.num_wanted = 0;
+    session.decode(20);
+    return f.llama.num_wanted;
+  };
+  const auto tova = [](const CacheShape& shape) { return TOVA({.budget = 50}, shape); };
+  const auto snapkv = [](const CacheShape& shape) { return SnapKV({.budget = 50}, shape); };
+  EXPECT_EQ(stops(snapkv, {}), 0U) << "it reads prompts alone";
+  EXPECT_EQ(stops(tova, {}), 4U);
+  EXPECT_EQ(stops(tova, {.granularity = {.lane_reduce = ScoreReduce::kSum, .layers = {2}},
+                         .skip_layers_without_say = true}),
+            1U);
+}
+
+// Attention nodes have no names of their own ("node_21"): the cache behind K says the layer.
+TEST(LlamaCppEngine, KnowsLayersOfNodesWithoutNames) {
+  FakeTensor q;
+  FakeTensor cache;
+  cache.set_name("cache_k_l", 2);
+  cache.nb[1] = 32;
+  FakeTensor values = cache;
+  values.set_name("cache_v_l", 2);
+  FakeTensor k;
+  k.view_src = &cache;
+  FakeTensor v;
+  v.view_src = &values;
+  FakeTensor node;
+  node.op = FakeGgml::kFlashAttention;
+  node.set_name("node_", 0);
+  node.src = {&q, &k, &v};
+  EXPECT_EQ(llama_cpp::nodes::read_attention<FakeGgml>(node)->layer, 2U);
+  cache.set_name("cache_k_m", 2);
+  EXPECT_FALSE(llama_cpp::nodes::read_attention<FakeGgml>(node)) << "not a cache that is known";
 }
 
 TEST(LlamaCppSession, LeavesLayersWithoutASayAloneOnRequest) {
@@ -535,6 +635,197 @@ TEST(LlamaCppCacheView, ReadsQuantisedRows) {
   EXPECT_EQ(row[31], 3.0F * 31.0F / 8.0F);
   keys.load_row(keys.cache, keys.layer, keys.kv_head, 1, row);
   EXPECT_EQ(row[31], 31.0F / 8.0F);
+}
+
+/// Never cuts texts as short as those here.
+TriAttention tri_attention(const Engine& engine) {
+  return TriAttention({.budget = 1000, .rotary = engine.rotary()}, engine.shape());
+}
+
+// Whatever their positions, queries are turned back to what the fake made of every token:
+// (2, head, 1, 0), with bands of lengths sqrt(4 + head^2) and 1.
+TEST(LlamaCppSession, GathersStatisticsOfQueriesTurnedBack) {
+  Fixture f({.max_ubatch = 16, .has_rope = true});
+  Session<TriAttention> session(f.engine, tri_attention(f.engine));
+  session.prompt(numbered(40));
+  session.decode(40);
+  const QueryStatistics& statistics = gathered_statistics(session.policy());
+  for (std::size_t head = 0; head < 4; ++head) {
+    EXPECT_EQ(statistics.count(3, head), 41U);
+    const auto expected = FakeLlama::rope_query(head);
+    for (std::size_t c = 0; c < 4; ++c)
+      EXPECT_NEAR(statistics.mean(3, head)[c], static_cast<double>(expected[c]), 1e-5);
+    EXPECT_NEAR(statistics.band_lengths(3, head)[0], std::sqrt(4.0 + double(head * head)), 1e-5);
+    EXPECT_NEAR(statistics.band_lengths(3, head)[1], 1.0, 1e-5);
+  }
+}
+
+// Tokens 2 to 5 are gone when the text is cut to 5 tokens: the engine would go on at position 2,
+// behind the two it holds, and queries be turned back by 3 too many.
+TEST(LlamaCppSession, GoesOnAtThePositionOfTheText) {
+  Fixture f({.has_rope = true});
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 6));
+  session.prompt(numbered(12));
+  session.truncate(5);
+  session.decode(55);
+  EXPECT_EQ(live_tokens(session, f.llama), (Tokens{0, 1, 55}));
+  EXPECT_EQ(session.positions()[2], 5);
+  EXPECT_EQ(session.positions()[1], 4) << "as far behind as the engine would have it";
+  session.truncate(2);  // nothing of them is left in the way
+  session.decode(56);
+  EXPECT_EQ(session.positions().back(), 2);
+}
+
+TEST(LlamaCppSession, BeginsAnEmptyCacheWhereTheTextIs) {
+  Fixture f;
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 0, 4));
+  session.prompt(numbered(12));
+  session.truncate(6);
+  EXPECT_EQ(session.num_live(), 0U);
+  session.decode(6);
+  EXPECT_EQ(session.positions()[0], 6);
+}
+
+// The prompt is read once and read in for each policy, into cells of its own.
+TEST(LlamaCppSession, LoadsAPromptThatWasSaved) {
+  Fixture f;
+  Tokens prompt = numbered(20);
+  prompt[9] = FakeLlama::kNeedle;
+  llama_cpp::SavedCache saved;
+  {
+    Session<FullKV> base(f.engine, FullKV({}, f.engine.shape()));
+    base.begin_prompt(14);
+    base.feed(std::span(prompt).first(14));
+    base.save(saved);
+    base.reset();
+  }
+  for (std::size_t window = 3; window <= 4; ++window) {
+    f.llama.calls.clear();
+    Session<SnapKV> session(
+        f.engine, SnapKV({.budget = 5, .observation_window = window, .pooling = {.kernel_size = 1}},
+                         f.engine.shape()));
+    session.begin_prompt(20);
+    session.load_prompt(saved);
+    session.feed(std::span(prompt).subspan(14));
+    session.end_prompt();
+    EXPECT_EQ(f.llama.calls, (Calls{{14, 6, true}}));
+    const Tokens live = live_tokens(session, f.llama);
+    EXPECT_EQ(live.size(), 5U);
+    EXPECT_EQ(std::count(live.begin(), live.end(), FakeLlama::kNeedle), 1);
+    session.reset();
+  }
+}
+
+// What is evicted before anything is decoded leaves holes in cells that were just read in.
+TEST(LlamaCppSession, CutsAPromptThatWasLoaded) {
+  Fixture f;
+  llama_cpp::SavedCache saved;
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 3), {.compact = false});
+  session.begin_prompt(12);
+  session.feed(numbered(12));
+  session.save(saved);
+  session.reset();
+  session.begin_prompt(12);
+  session.load_prompt(saved);
+  session.end_prompt();
+  session.decode(12);
+  EXPECT_EQ(live_tokens(session, f.llama), (Tokens{0, 1, 10, 11, 12}));
+  EXPECT_EQ(session.cells()[4], 2) << "a freed cell";
+}
+
+// A policy that followed the prompt elsewhere knows it already.
+TEST(LlamaCppSession, GoesOnWithAPolicyThatFollowedThePrompt) {
+  Fixture f;
+  llama_cpp::SavedCache saved;
+  TOVA policy({.budget = 6}, f.engine.shape());
+  Tokens prompt = numbered(20);
+  prompt[9] = FakeLlama::kNeedle;
+  {
+    Session<TOVA> base(f.engine, TOVA({.budget = 6}, f.engine.shape()));
+    base.begin_prompt(20);
+    base.feed(prompt);
+    base.save(saved);
+    policy = base.policy();
+    base.reset();
+  }
+  f.llama.calls.clear();
+  Session<TOVA> session(f.engine, policy);
+  session.load_prompt(saved);
+  session.end_prompt();
+  const Tokens live = live_tokens(session, f.llama);
+  EXPECT_EQ(live.size(), 6U);
+  EXPECT_EQ(std::count(live.begin(), live.end(), FakeLlama::kNeedle), 1);
+  EXPECT_TRUE(f.llama.calls.empty());
+  EXPECT_EQ(session.policy().length(), 20U);
+}
+
+TEST(LlamaCppSession, RefusesAPolicyThatFollowedAnotherPrompt) {
+  Fixture f;
+  llama_cpp::SavedCache saved;
+  Session<FullKV> session(f.engine, FullKV({}, f.engine.shape()));
+  session.prompt(numbered(4));
+  session.save(saved);
+  session.reset();
+  session.policy().begin(3);
+  session.policy().append(3);
+  EXPECT_TRUE(refuses([&] { session.load_prompt(saved); }, {"policy().length() = 3"}));
+}
+
+TEST(LlamaCppSession, LoadsOnlyWholePromptsIntoCellsOfItsOwn) {
+  Fixture f;
+  llama_cpp::SavedCache saved;
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 3));
+  session.prompt(numbered(12));
+  session.save(saved);
+  EXPECT_EQ(saved.positions, (std::vector<Position>{0, 1, 9, 10, 11}));
+  session.reset();
+  session.begin_prompt(12);
+  EXPECT_TRUE(refuses([&] { session.load_prompt(saved); }, {"positions.back() = 11", "evicted"}));
+  session.reset();
+  session.prompt(numbered(4));
+  session.save(saved);
+  Session<FullKV> other(f.engine, FullKV({}, f.engine.shape()), {}, 1);
+  EXPECT_TRUE(refuses([&] { other.load_prompt(saved); }, {"num_sessions() = 2"}));
+}
+
+// 5 tokens of a context with 64 cells go on in one with 8: a number of bytes that is as much less.
+TEST(LlamaCppSession, HandsOverToASmallerContext) {
+  Fixture large;
+  Fixture small({.num_cells = 8});
+  EXPECT_EQ(large.engine.bytes_per_cell(), 4U * 2U * 2U * 4U * sizeof(float));
+  EXPECT_EQ(large.engine.cache_bytes(), 64U * large.engine.bytes_per_cell());
+  EXPECT_EQ(small.engine.cache_bytes(), 8U * large.engine.bytes_per_cell());
+  Session<StreamingLLM> session(large.engine, streaming(large.engine, 2, 3), {.compact = false});
+  session.prompt(numbered(40));
+  session.decode(40);  // into a freed cell: the order of cells is not that of the text
+  Session<StreamingLLM> moved = session.hand_over(small.engine);
+  EXPECT_EQ(session.num_live(), 0U);
+  EXPECT_EQ(session.policy().length(), 0U);
+  EXPECT_EQ(large.llama.num_used(), 0U);
+  EXPECT_EQ(live_tokens(moved, small.llama), (Tokens{0, 1, 38, 39, 40}));
+  EXPECT_EQ(moved.policy().length(), 41U);
+  EXPECT_EQ(moved.counters().evicted, 36U);
+  for (llama_cpp::Token token = 41; token < 60; ++token)
+    moved.decode(token);
+  EXPECT_EQ(live_tokens(moved, small.llama), (Tokens{0, 1, 57, 58, 59}));
+}
+
+TEST(LlamaCppSession, HandsOverOnlyWhereItCanGoOn) {
+  Fixture large;
+  Session<StreamingLLM> session(large.engine, streaming(large.engine, 2, 6));
+  session.prompt(numbered(40));
+  Fixture small({.num_cells = 8});
+  EXPECT_TRUE(refuses([&] { auto moved = session.hand_over(small.engine); },
+                      {"num_live() = 8", "evict before"}));
+  Fixture converted({.storage = Storage::kF16});
+  EXPECT_TRUE(
+      refuses([&] { auto moved = session.hand_over(converted.engine); }, {"layer = 0", "type_k"}));
+  Fixture used;
+  Session<FullKV> other(used.engine, FullKV({}, used.engine.shape()));
+  EXPECT_TRUE(
+      refuses([&] { auto moved = session.hand_over(used.engine, 1); }, {"num_sessions() = 1"}));
+  EXPECT_EQ(session.num_live(), 8U) << "nothing has changed";
+  session.decode(40);
 }
 
 TEST(LlamaCppSession, RefusesWhatTheEngineCannotGive) {

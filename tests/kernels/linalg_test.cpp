@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -40,6 +41,20 @@ double projected_norm(const std::vector<float>& factor, const std::vector<float>
   kernels::best().projected_norms(factor.data(), {v.data(), 0, 1, v.size(), ElementType::kF32},
                                   &out);
   return static_cast<double>(out);
+}
+
+// More than a vector register holds, and a rest.
+TEST(SquareRoots, OfEachValue) {
+  std::vector<float> values(19, 2.25F);
+  values[0] = 0.0F;
+  values[17] = std::numeric_limits<float>::infinity();
+  values[18] = 16.0F;
+  kernels::square_roots(values.data(), values.size());
+  EXPECT_EQ(values[0], 0.0F);
+  EXPECT_EQ(values[1], 1.5F);
+  EXPECT_EQ(values[16], 1.5F);
+  EXPECT_EQ(values[17], std::numeric_limits<float>::infinity());
+  EXPECT_EQ(values[18], 4.0F);
 }
 
 TEST(GramCholesky, NormThroughTheFactorIsTheNormOfTheProduct) {

@@ -1,10 +1,12 @@
 #ifndef KVEVICT_ADAPTERS_LLAMA_CPP_HPP_
 #define KVEVICT_ADAPTERS_LLAMA_CPP_HPP_
 
+#include "kvevict/adapters/llama_cpp_hook.hpp"
 #include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/lane.hpp"
+#include "kvevict/core/rotary.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/slot_bits.hpp"
 #include "kvevict/core/step_inputs.hpp"
@@ -46,13 +48,18 @@
 // documented interface ("cache_k_l<layer>", "cache_v_l<layer>", "l_out-<layer>"): Engine checks
 // them with its first decode and refuses what it does not recognise.
 //
-// Limits. One set of tokens for all heads and layers is all that llama.cpp can execute. Memory is
-// freed for new tokens and not returned to the system: the cache is as large as n_ctx. Tensors have
-// to lie in host memory. A prompt that is longer than the cache is cut while it is read, and a
-// policy that scores at a prompt's end (SnapKV) has nothing to go by then. Refused with a
-// sentence: recurrent and hybrid models, sliding windows, latent attention, ALiBi, K and V types
-// other than f32, f16, bf16 and q8_0 (K and queries of a q8_0 cache are rotated alike: products are
-// right, and policies that undo the rotary embedding are not to be used with it).
+// Limits. One set of tokens for all heads and layers is all that llama.cpp can execute. Evicted
+// cells are free for new tokens; memory goes back to the system with its context alone, so hand
+// over to a smaller one (Session::hand_over). Tensors have to lie in host memory. A prompt that is
+// longer than the cache is cut while it is read, and a policy that scores at a prompt's end
+// (SnapKV) has nothing to go by then. Refused with a sentence: recurrent and hybrid models, sliding
+// windows, latent attention, ALiBi, K and V types other than f32, f16, bf16 and q8_0. K and queries
+// of a q8_0 cache are multiplied by the same matrix: attention is right, but nothing can be turned
+// back, so Engine::rotary() refuses it.
+//
+// Threads: llama.cpp stops its threads behind every node that is read. Attach a pool
+// (llama_attach_threadpool), and where other programs run let it have fewer threads than cores:
+// they wait for each other in loops.
 KVEVICT_NAMESPACE_BEGIN
 namespace llama_cpp {
 
@@ -63,218 +70,6 @@ using SequenceId = std::int32_t;
 class EngineError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
-};
-
-/// How one element of the cache is stored.
-enum class Storage : std::uint8_t {
-  kF32,
-  kF16,
-  kBF16,
-  kQ8_0,  ///< blocks of 32: binary16 scale, then 32 signed bytes
-  kOther,
-};
-
-/// Where the K or the V of one layer lies. Cell c of KV head h begins at
-/// data + c * cell_stride + h * head_stride; cells of all streams are numbered through.
-struct LayerRows {
-  const std::byte* data = nullptr;
-  std::size_t cell_stride = 0;  ///< in bytes, as is the next
-  std::size_t head_stride = 0;
-  Storage storage = Storage::kOther;
-};
-
-/// What an attention node tells about its layer.
-struct AttentionNode {
-  std::size_t layer = 0;
-  CacheShape shape;  ///< num_layers is not set
-  LayerRows keys;
-  LayerRows values;
-  float max_bias = 0.0F;  ///< ALiBi; 0: none
-  bool host_memory = true;
-  QueryRows queries;  ///< of the ubatch; to be read only after the node ran
-};
-
-/// Who hears of a decode. Cells come first, then the layers in order.
-class Listener {
- public:
-  Listener() = default;
-  Listener(const Listener&) = delete;
-  Listener& operator=(const Listener&) = delete;
-  virtual ~Listener() = default;
-
-  /// The tokens of this ubatch are written to `cells`, in batch order.
-  virtual void on_cells(std::span<const std::int64_t> cells) = 0;
-  /// Asked before a node runs; true: on_attention follows when it has.
-  virtual bool wants_attention(const AttentionNode& node) = 0;
-  virtual void on_attention(const AttentionNode& node) = 0;
-  virtual bool wants_hidden(std::size_t layer) = 0;
-  virtual void on_hidden(std::size_t layer, const HiddenRows& rows) = 0;
-};
-
-/// The names of ggml that the hook reads, so that a test can stand in for it: `Tensor` has the
-/// members of ggml_tensor.
-template <class G>
-concept TensorLibrary = requires(const typename G::Tensor& tensor) {
-  { tensor.op == G::kFlashAttention } -> std::same_as<bool>;
-  { tensor.op == G::kSetRows } -> std::same_as<bool>;
-  { G::storage(tensor) } -> std::same_as<Storage>;
-  { G::is_host(tensor) } -> std::same_as<bool>;
-};
-
-// Reading nodes.
-namespace nodes {
-
-// N of "<prefix>N".
-[[nodiscard]] inline std::optional<std::size_t> number_behind(const char* name,
-                                                              std::string_view prefix) noexcept {
-  const std::string_view text(name);
-  if (text.substr(0, prefix.size()) != prefix || text.size() == prefix.size())
-    return std::nullopt;
-  std::size_t number = 0;
-  for (const char c : text.substr(prefix.size())) {
-    if (c < '0' || c > '9')
-      return std::nullopt;
-    number = number * 10 + static_cast<std::size_t>(c - '0');
-  }
-  return number;
-}
-
-// The cache tensor that `tensor` is a view of, or a converted copy of a view (an f32 cache is
-// converted for the kernel); null if its name does not say so.
-template <class Tensor>
-[[nodiscard]] const Tensor* cache_behind(const Tensor* tensor, std::string_view prefix) noexcept {
-  for (int depth = 0; tensor != nullptr && depth < 8; ++depth) {
-    if (tensor->view_src != nullptr)
-      tensor = tensor->view_src;
-    if (number_behind(tensor->name, prefix))
-      return tensor;
-    tensor = tensor->src[0];
-  }
-  return nullptr;
-}
-
-template <class Tensor>
-[[nodiscard]] float float_param(const Tensor& tensor, std::size_t index) noexcept {
-  float value = 0;
-  std::memcpy(&value, &tensor.op_params[index], sizeof(value));
-  return value;
-}
-
-template <TensorLibrary G>
-[[nodiscard]] LayerRows layer_rows(const typename G::Tensor& cache, std::size_t heads) noexcept {
-  return {reinterpret_cast<const std::byte*>(cache.data), cache.nb[1], cache.nb[1] / heads,
-          G::storage(cache)};
-}
-
-// Nothing where K or V is not a cache of the kind that is known here.
-template <TensorLibrary G>
-[[nodiscard]] std::optional<AttentionNode> read_attention(const typename G::Tensor& node) noexcept {
-  const auto* q = node.src[0];
-  const auto* k = node.src[1];
-  const auto* v = node.src[2];
-  const auto* key_cache = cache_behind(k, "cache_k_l");
-  const auto* value_cache = cache_behind(v, "cache_v_l");
-  if (q == nullptr || key_cache == nullptr || value_cache == nullptr)
-    return std::nullopt;
-  AttentionNode out;
-  out.layer = *number_behind(key_cache->name, "cache_k_l");
-  out.shape.num_q_heads = static_cast<std::size_t>(q->ne[2]);
-  out.shape.num_kv_heads = static_cast<std::size_t>(k->ne[2]);
-  out.shape.head_dim = static_cast<std::size_t>(k->ne[0]);
-  out.shape.value_dim = static_cast<std::size_t>(v->ne[0]);
-  out.keys = layer_rows<G>(*key_cache, out.shape.num_kv_heads);
-  out.values = layer_rows<G>(*value_cache, out.shape.num_kv_heads);
-  out.max_bias = float_param(node, 1);
-  out.host_memory = G::is_host(*key_cache) && G::is_host(*value_cache) && G::is_host(*q);
-  out.queries = {.data = static_cast<const float*>(q->data),
-                 .num_q_heads = out.shape.num_q_heads,
-                 .num_rows = static_cast<std::size_t>(q->ne[1]),
-                 .head_stride = static_cast<std::ptrdiff_t>(q->nb[2] / sizeof(float)),
-                 .row_stride = static_cast<std::ptrdiff_t>(q->nb[1] / sizeof(float)),
-                 .scale = float_param(node, 0),
-                 .soft_cap = float_param(node, 2)};
-  if (const auto* sinks = node.src[4])
-    out.queries.sink_logits = {static_cast<const float*>(sinks->data), out.shape.num_q_heads};
-  return out;
-}
-
-}  // namespace nodes
-
-/// The user data of cb_eval. Its address goes into the context, so it never moves.
-class Hook {
- public:
-  Hook() = default;
-  Hook(const Hook&) = delete;
-  Hook& operator=(const Hook&) = delete;
-  ~Hook() = default;
-
-  /// Runs `decode`, a call of llama_decode, with `listener` attached, and returns its result. What
-  /// the listener threw comes out here, since it must not go through the engine's frames.
-  template <class Decode>
-  int listen(Listener& listener, Decode&& decode) {
-    listener_ = &listener;
-    cells_seen_ = false;
-    error_ = nullptr;
-    const int result = decode();
-    listener_ = nullptr;
-    if (error_)
-      std::rethrow_exception(std::exchange(error_, nullptr));
-    return result;
-  }
-
-  /// What cb_eval calls. Graphs outside of listen (warm-up) say nothing.
-  template <TensorLibrary G>
-  bool on_node(const typename G::Tensor& node, bool ask) noexcept {
-    if (listener_ == nullptr || error_)
-      return !ask;  // false behind a node would end the graph
-    try {
-      return ask ? wants<G>(node) : (got<G>(node), true);
-    } catch (...) {
-      error_ = std::current_exception();
-      return !ask;
-    }
-  }
-
- private:
-  template <TensorLibrary G>
-  bool wants(const typename G::Tensor& node) {
-    if (node.op == G::kFlashAttention) {
-      const auto attention = nodes::read_attention<G>(node);
-      return attention && listener_->wants_attention(*attention);
-    }
-    if (node.op == G::kSetRows) {
-      // Inputs are there before anything runs, so the cells are read without stopping the graph.
-      // Every layer writes to the same ones: the first says it.
-      if (!cells_seen_ && node.view_src != nullptr &&
-          nodes::number_behind(node.view_src->name, "cache_k_l")) {
-        cells_seen_ = true;
-        listener_->on_cells({static_cast<const std::int64_t*>(node.src[1]->data),
-                             static_cast<std::size_t>(node.src[1]->ne[0])});
-      }
-      return false;
-    }
-    const auto layer = nodes::number_behind(node.name, "l_out-");
-    return layer && listener_->wants_hidden(*layer);
-  }
-  template <TensorLibrary G>
-  void got(const typename G::Tensor& node) {
-    if (node.op == G::kFlashAttention) {
-      if (const auto attention = nodes::read_attention<G>(node))
-        listener_->on_attention(*attention);
-    } else if (const auto layer = nodes::number_behind(node.name, "l_out-")) {
-      // Of the last layer only rows that lead to logits are there, maybe none.
-      if (node.ne[1] > 0) {
-        listener_->on_hidden(*layer, {.data = node.data,
-                                      .num_rows = static_cast<std::size_t>(node.ne[1]),
-                                      .hidden_size = static_cast<std::size_t>(node.ne[0]),
-                                      .row_stride_bytes = static_cast<std::ptrdiff_t>(node.nb[1])});
-      }
-    }
-  }
-
-  Listener* listener_ = nullptr;
-  bool cells_seen_ = false;
-  std::exception_ptr error_;
 };
 
 /// What the adapter asks of llama.cpp: a thin table of functions, so that a test can stand in.
@@ -312,10 +107,13 @@ class Engine {
   Engine(H host, Hook& hook) : host_(std::move(host)), hook_(&hook) {
     if (const std::string_view reason = host_.refusal(); !reason.empty())
       detail::throw_invalid_argument(kName, reason);
-    Probe probe(layers_);
+    Probe probe(layers_, rotary_);
     const Token token = 0;
+    // Far enough from 0 for the rotary embedding to show itself.
+    const auto position =
+        static_cast<Position>(std::min<std::size_t>(1000, host_.trained_context() / 2));
     const int result = hook.listen(probe, [&] {
-      return host_.decode({&token, 1}, 0, SequenceId{0}, true);
+      return host_.decode({&token, 1}, position, SequenceId{0}, true);
     });
     detail::require(result == 0, kName, "llama_decode", result, "must be 0 for the first token");
     host_.clear();
@@ -334,9 +132,32 @@ class Engine {
   [[nodiscard]] const AttentionNode& layer(std::size_t layer) const noexcept {
     return layers_[layer];
   }
+  /// The model's rotary embedding, read out of the graph and tried on it, for policies that undo it
+  /// (TriAttention, ExpectedAttention). Throws InvalidArgument with the reason where it is not
+  /// known: K of a quantised cache is multiplied by a further matrix, and so are the queries.
+  [[nodiscard]] const RotaryEmbedding& rotary() const {
+    if (!rotary_.problem.empty())
+      detail::throw_invalid_argument(kName,
+                                     std::string("rotary embedding: ").append(rotary_.problem));
+    return rotary_.rotary;
+  }
+  [[nodiscard]] bool has_rotary() const noexcept { return rotary_.problem.empty(); }
+
   [[nodiscard]] H& host() noexcept { return host_; }
   [[nodiscard]] const H& host() const noexcept { return host_; }
   [[nodiscard]] Hook& hook() noexcept { return *hook_; }
+
+  /// K and V of one token in all layers, and of all cells of the context, used or not: what it took
+  /// from the system when it was made and gives back when it is freed.
+  [[nodiscard]] std::size_t bytes_per_cell() const noexcept {
+    std::size_t bytes = 0;
+    for (const AttentionNode& node : layers_)
+      bytes += node.keys.cell_stride + node.values.cell_stride;
+    return bytes;
+  }
+  [[nodiscard]] std::size_t cache_bytes() const noexcept {
+    return bytes_per_cell() * host_.num_cells();
+  }
 
   /// Whether all sequences share the cells (kv_unified, or only one sequence).
   [[nodiscard]] bool is_unified() const noexcept {
@@ -365,7 +186,20 @@ class Engine {
 
   class Probe final : public Listener {
    public:
-    explicit Probe(std::vector<AttentionNode>& layers) : layers_(&layers) {}
+    Probe(std::vector<AttentionNode>& layers, RotaryReading& rotary)
+        : layers_(&layers), rotary_(&rotary) {}
+    bool wants_rotary() override { return true; }
+    void on_rotary(std::size_t layer, const RotaryReading& reading) override {
+      if (layer == 0) {
+        *rotary_ = reading;
+      } else if (rotary_->problem.empty()) {
+        if (!reading.problem.empty()) {
+          rotary_->problem = reading.problem;
+        } else if (!is_same(reading.rotary, rotary_->rotary)) {
+          rotary_->problem = "layers differ in it";
+        }
+      }
+    }
     void on_cells(std::span<const std::int64_t> /*cells*/) override {}
     bool wants_attention(const AttentionNode& node) override {
       if (node.layer == layers_->size()) {
@@ -379,7 +213,12 @@ class Engine {
     void on_hidden(std::size_t /*layer*/, const HiddenRows& /*rows*/) override {}
 
    private:
+    [[nodiscard]] static bool is_same(const RotaryEmbedding& a, const RotaryEmbedding& b) {
+      return a.inv_freq == b.inv_freq && a.pairing == b.pairing &&
+             a.attention_scaling == b.attention_scaling;
+    }
     std::vector<AttentionNode>* layers_;
+    RotaryReading* rotary_;
   };
 
   void check_layers() {
@@ -402,6 +241,7 @@ class Engine {
   Hook* hook_;
   CacheShape shape_;
   std::vector<AttentionNode> layers_;  // [num_layers]
+  RotaryReading rotary_;
   std::size_t num_sessions_ = 0;
 };
 
@@ -439,6 +279,7 @@ class CacheView {
                 : stored.storage == Storage::kF16 ? ElementType::kF16
                                                   : ElementType::kBF16;
     rows.data = stored.data + kv_head * stored.head_stride;
+    rows.slot_stride_bytes = static_cast<std::ptrdiff_t>(stored.cell_stride);
     rows.dim_stride_bytes = static_cast<std::ptrdiff_t>(element_size(rows.type));
     rows.page_table = cells_.data();
     rows.page_size = 1;
@@ -497,9 +338,18 @@ struct SessionCounters {
   std::uint64_t shifts = 0;  ///< old blocks that were moved up
 };
 
+/// The cache of one sequence, written out: to go on from in other sessions and other contexts.
+struct SavedCache {
+  std::vector<std::uint8_t> state;  ///< what llama_state_seq_get_data wrote
+  std::vector<std::int32_t> ranks;  ///< by slot: how many of the live cells lie before the token's
+  std::vector<Position> positions;  ///< by slot, the engine's
+};
+
 /// One sequence of a context and the policy that keeps it small. Positions of the policy are those
-/// of the text; the engine's differ once an old block was moved up, which policies that undo the
-/// rotary embedding (TriAttention) do not know of.
+/// of the text. The engine's are the same for new tokens, and for old ones until their block is
+/// moved up; policies that undo the rotary embedding of queries but take keys as they lie in the
+/// cache (TriAttention) need no more than that. Sessions that share cells cannot be moved:
+/// truncated into a gap, they go on at positions that are not the text's.
 template <class P, Host H>
 class Session final : private Listener {
  public:
@@ -559,11 +409,61 @@ class Session final : private Listener {
   template <class Q>
   void share_prompt(const Session<Q, H>& other) {
     detail::require(engine_->is_unified(), kName, "kv_unified", 0, "must be on to share cells");
-    detail::require(cells_.empty(), kName, "num_live()", cells_.size(), "must be 0");
+    check_start(other.positions());
     policy_.append(other.num_live());
     engine_->host().copy(other.sequence_id(), sequence_);
     cells_.assign(other.cells().begin(), other.cells().end());
     positions_.assign(other.positions().begin(), other.positions().end());
+  }
+  /// The prompt that was begun starts with what `saved` holds, in cells of this sequence's own.
+  /// Otherwise as share_prompt; needs a context whose cells no other session uses. A policy that
+  /// has followed the prompt elsewhere, so that its length() is that of `saved`, needs no
+  /// begin_prompt and goes on from there.
+  void load_prompt(const SavedCache& saved) {
+    check_start(saved.positions);
+    check_alone(*engine_, 1);
+    detail::require(policy_.length() == 0 || policy_.length() == saved.positions.size(), kName,
+                    "policy().length()", policy_.length(), "must be 0, or the length of `saved`");
+    load(saved);
+    if (policy_.length() == 0)
+      policy_.append(saved.positions.size());
+    in_prompt_ = true;
+  }
+  /// Writes the cache of the sequence to `out`, whose memory is used again.
+  void save(SavedCache& out) {
+    out.state.resize(std::max(out.state.size(), engine_->host().state_size(sequence_)));
+    const std::size_t written =
+        engine_->host().get_state(sequence_, out.state.data(), out.state.size());
+    if (written == 0)
+      throw EngineError("the state of the sequence could not be written out");
+    out.state.resize(written);
+    sorted_ = cells_;
+    std::sort(sorted_.begin(), sorted_.end());
+    out.ranks.clear();
+    for (const std::int32_t cell : cells_) {
+      out.ranks.push_back(static_cast<std::int32_t>(
+          std::lower_bound(sorted_.begin(), sorted_.end(), cell) - sorted_.begin()));
+    }
+    out.positions = positions_;
+  }
+  /// Goes on in another context of the same model, usually one with fewer cells: freeing the old
+  /// context then gives its memory back, which nothing else does. This session is empty afterwards.
+  /// Throws InvalidArgument for a cache of another kind, for one whose cells another session may
+  /// use, and for one that is too small: evict before. Nothing has changed then.
+  ///
+  ///   Session small = session.hand_over(engine_of_the_small_context);
+  [[nodiscard]] Session hand_over(Engine<H>& to, SequenceId sequence = 0) {
+    detail::check_same_shape(to.shape(), engine_->shape(), kName);
+    for (std::size_t layer = 0; layer < to.shape().num_layers; ++layer) {
+      detail::require(to.layer(layer).keys.storage == engine_->layer(layer).keys.storage &&
+                          to.layer(layer).values.storage == engine_->layer(layer).values.storage,
+                      kName, "layer", layer, "must store K and V as here (type_k, type_v)");
+    }
+    detail::require(num_live() < to.host().num_cells_per_sequence(), kName, "num_live()",
+                    num_live(), "must be less than the cells of the other context: evict before");
+    check_alone(to, 0);
+    save(saved_);
+    return Session(*this, to, sequence, saved_);
   }
   void end_prompt() {
     policy_.end_prefill(view());
@@ -625,6 +525,7 @@ class Session final : private Listener {
     compact_slots(*keep, 0, cells_);
     compact_slots(*keep, 0, positions_);
     counters_.evicted += gone;
+    dense_ = dense_ && gone == 0;
     if (options_.compact && gone > 0 && highest_cell() + 1 > 2 * cells_.size())
       compact();
     return gone > 0;
@@ -636,13 +537,8 @@ class Session final : private Listener {
   bool compact() {
     if (cells_.empty() || shares_cells())
       return false;
-    const std::size_t size = engine_->host().state_size(sequence_);
-    if (state_.size() < size)
-      state_.resize(size);
-    const std::size_t written = engine_->host().get_state(sequence_, state_.data(), size);
-    if (written == 0 || engine_->host().set_state(sequence_, state_.data(), written) == 0)
-      throw EngineError("the state of the sequence could not be written out and in again");
-    renumber_cells();
+    save(saved_);
+    load(saved_);
     ++counters_.compactions;
     return true;
   }
@@ -658,6 +554,10 @@ class Session final : private Listener {
     cells_.resize(live);
     positions_.resize(live);
     dense_ = false;
+    // What was evicted before `length` is a gap that the engine does not leave: it goes on behind
+    // what it holds. All of that is moved up, so that it goes on at the text's position.
+    if (live > 0 && engine_->can_shift() && !shares_cells())
+      move_positions(live, static_cast<Position>(length) - 1 - positions_.back());
   }
   /// The next request: nothing of this sequence stays, others do.
   void reset() {
@@ -677,14 +577,14 @@ class Session final : private Listener {
     detail::require(sequence != sequence_, kName, "sequence", sequence, "must be another one");
     engine_->host().remove(sequence, -1, -1);
     engine_->host().copy(sequence_, sequence);
-    return Session(*this, sequence);
+    return Session(*this, *engine_, sequence);
   }
 
  private:
   static constexpr std::string_view kName = "llama_cpp::Session";
 
-  Session(const Session& other, SequenceId sequence)
-      : engine_(other.engine_),
+  Session(const Session& other, Engine<H>& engine, SequenceId sequence)
+      : engine_(&engine),
         policy_(other.policy_),
         options_(other.options_),
         sequence_(sequence),
@@ -695,6 +595,28 @@ class Session final : private Listener {
         tokens_since_cut_(other.tokens_since_cut_),
         in_prompt_(other.in_prompt_) {
     engine_->add_session();
+  }
+  // Takes over from `other`, which is empty then.
+  Session(Session& other, Engine<H>& engine, SequenceId sequence, const SavedCache& saved)
+      : Session(other, engine, sequence) {
+    load(saved);
+    counters_ = std::exchange(other.counters_, {});
+    other.reset();
+  }
+
+  // A session may start from what another one read if nothing of it was evicted.
+  void check_start(std::span<const Position> positions) const {
+    detail::require(cells_.empty(), kName, "num_live()", cells_.size(), "must be 0");
+    detail::require(
+        positions.empty() || static_cast<std::size_t>(positions.back()) + 1 == positions.size(),
+        kName, "positions.back()", positions.empty() ? 0 : positions.back(),
+        "must be that of the last of a prompt's tokens, of which none was evicted");
+  }
+  // `own` of the engine's sessions are this one.
+  static void check_alone(const Engine<H>& engine, std::size_t own) {
+    detail::require(!engine.is_unified() || engine.num_sessions() == own, kName, "num_sessions()",
+                    engine.num_sessions(),
+                    "must not be more: the cells of a state that is read in would not be known");
   }
 
   [[nodiscard]] static Granularity one_set(Granularity granularity, const CacheShape& shape) {
@@ -723,7 +645,7 @@ class Session final : private Listener {
           "no cell of the cache comes free: the context is smaller than what the "
           "policy keeps");
     const std::size_t live = cells_.size();
-    const Position next = live == 0 ? 0 : positions_.back() + 1;
+    const Position next = next_position();
     try {
       const int result = engine_->hook().listen(
           *this, [&] { return engine_->host().decode(tokens, next, sequence_, is_last); });
@@ -771,11 +693,21 @@ class Session final : private Listener {
       }
       if (behind == 0)
         return;
-      engine_->host().shift(sequence_, positions_.front(), positions_[behind - 1] + 1, widest);
-      for (std::size_t slot = 0; slot < behind; ++slot)
-        positions_[slot] += widest;
-      ++counters_.shifts;
+      move_positions(behind, widest);
     }
+  }
+  // Adds `delta` to the positions of the first `count` slots.
+  void move_positions(std::size_t count, Position delta) {
+    if (delta == 0)
+      return;
+    engine_->host().shift(sequence_, positions_.front(), positions_[count - 1] + 1, delta);
+    for (std::size_t slot = 0; slot < count; ++slot)
+      positions_[slot] += delta;
+    ++counters_.shifts;
+  }
+  // Of the next token: the text's, but for sessions that cannot be moved (truncate).
+  [[nodiscard]] Position next_position() const {
+    return positions_.empty() ? static_cast<Position>(policy_.length()) : positions_.back() + 1;
   }
 
   // Whether other sequences may hold the same cells, or take those behind this one's.
@@ -786,15 +718,16 @@ class Session final : private Listener {
     return static_cast<std::size_t>(*std::max_element(cells_.begin(), cells_.end()) -
                                     engine_->first_cell(sequence_));
   }
-  // set_state fills cells from the front in the order in which they lay.
-  void renumber_cells() {
-    sorted_ = cells_;
-    std::sort(sorted_.begin(), sorted_.end());
+  // The engine drops what the sequence held, then fills cells from the front in the order in which
+  // they lay.
+  void load(const SavedCache& saved) {
+    if (engine_->host().set_state(sequence_, saved.state.data(), saved.state.size()) == 0)
+      throw EngineError("the state of a sequence could not be read in: reset the session");
     const auto first = static_cast<std::int32_t>(engine_->first_cell(sequence_));
-    for (std::int32_t& cell : cells_) {
-      cell = first + static_cast<std::int32_t>(
-                         std::lower_bound(sorted_.begin(), sorted_.end(), cell) - sorted_.begin());
-    }
+    cells_ = saved.ranks;
+    for (std::int32_t& cell : cells_)
+      cell += first;
+    positions_ = saved.positions;
     dense_ = true;
   }
 
@@ -804,8 +737,8 @@ class Session final : private Listener {
         cells[0] != engine_->first_cell(sequence_) + static_cast<std::int64_t>(cells_.size()))
       throw EngineError("the cells of a state that was read in are not where they were expected");
     dense_ = false;
+    Position next = next_position();
     policy_.append(cells.size());
-    Position next = positions_.empty() ? 0 : positions_.back() + 1;
     for (const std::int64_t cell : cells) {
       cells_.push_back(static_cast<std::int32_t>(cell));
       positions_.push_back(next++);
@@ -838,7 +771,7 @@ class Session final : private Listener {
   bool dense_ = false;  // cells were renumbered and not seen since
   SessionCounters counters_;
   KeepMask with_newest_;
-  std::vector<std::uint8_t> state_;
+  SavedCache saved_;
   std::vector<std::int32_t> sorted_;
 };
 
@@ -849,6 +782,7 @@ struct Ggml {
   using Tensor = ggml_tensor;
   static constexpr ggml_op kFlashAttention = GGML_OP_FLASH_ATTN_EXT;
   static constexpr ggml_op kSetRows = GGML_OP_SET_ROWS;
+  static constexpr ggml_op kRope = GGML_OP_ROPE;
 
   [[nodiscard]] static Storage storage(const ggml_tensor& tensor) noexcept {
     switch (tensor.type) {

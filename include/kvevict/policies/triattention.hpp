@@ -166,6 +166,13 @@ using TriAttention = Policy<Composed<TriAttentionRecipe<false>>>;
 //   | none; a cut: a pass over K | 2604.04921
 using TriAttentionStats = Policy<Composed<TriAttentionRecipe<true>>>;
 
+/// What `policy` gathered so far: to look at, to save (query_statistics_bytes), or to give to
+/// TriAttentionStats.
+[[nodiscard]] inline const QueryStatistics& gathered_statistics(
+    const TriAttention& policy) noexcept {
+  return policy.method().parts().signal().queries().statistics();
+}
+
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_POLICIES_TRIATTENTION_HPP_

@@ -7,6 +7,7 @@
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/types.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
+#include "kvevict/kernels/linalg.hpp"
 #include "kvevict/scoring/future_query_signal.hpp"
 #include "kvevict/scoring/lane_scores.hpp"
 #include "kvevict/scoring/score_input.hpp"
@@ -50,16 +51,16 @@ enum class BandWeight : std::uint8_t {
        {"none", BandWeight::kNone}}};
 }
 
-/// Writes the lengths of the bands of a row [head_dim] to `out` [num_pairs()].
-inline void band_lengths(const RotaryEmbedding& rotary, const float* row, float* out) noexcept {
+/// Writes the squared lengths of the bands of a row [head_dim] to `out` [num_pairs()].
+inline void band_squares(const RotaryEmbedding& rotary, const float* row, float* out) noexcept {
   const std::size_t n = rotary.num_pairs();
   // Two loops whose strides are constants, so that they vectorise.
   if (rotary.pairing == RotaryPairing::kHalf) {
     for (std::size_t f = 0; f < n; ++f)
-      out[f] = std::sqrt(row[f] * row[f] + row[n + f] * row[n + f]);
+      out[f] = row[f] * row[f] + row[n + f] * row[n + f];
   } else {
     for (std::size_t f = 0; f < n; ++f)
-      out[f] = std::sqrt(row[2 * f] * row[2 * f] + row[2 * f + 1] * row[2 * f + 1]);
+      out[f] = row[2 * f] * row[2 * f] + row[2 * f + 1] * row[2 * f + 1];
   }
 }
 
@@ -119,21 +120,18 @@ class QueryCentres : public FutureQuerySignal<kGiven> {
     const std::size_t group = input.sequence.shape().group_size();
     for (std::size_t head = 0; head < scores.num_heads(); ++head) {
       const std::size_t layer = scores.layer(head);
-      if (layer < first_layer_ || !use_distance_ || offset_reduce_ == OffsetReduce::kMax) {
-        for (std::size_t g = 0; g < group; ++g)
-          std::fill_n(scores.array(head * group + g).begin(), scores.count(), 0.0F);
-      }
+      for (std::size_t g = 0; g < group; ++g)
+        std::fill_n(scores.array(head * group + g).begin(), scores.count(), 0.0F);
       if (layer < first_layer_)
         continue;
-      if (use_distance_) {
-        if (offset_reduce_ == OffsetReduce::kMean) {
-          static_cast<void>(Base::dots_with_mean(input, scores, head));
-        } else {
-          largest_dots(input, scores, head);
-        }
+      const bool one_query = use_distance_ && offset_reduce_ == OffsetReduce::kMean;
+      if (use_distance_ && !one_query)
+        largest_dots(input, scores, head);
+      if (band_weight_ != BandWeight::kNone) {
+        add_rows(input, scores, head, one_query);
+      } else if (one_query) {
+        static_cast<void>(Base::dots_with_mean(input, scores, head));
       }
-      if (band_weight_ != BandWeight::kNone)
-        add_band_lengths(input, scores, head);
       for (std::size_t g = 0; g < group; ++g) {
         const std::size_t seen =
             Base::queries().statistics().count(layer, scores.kv_head(head) * group + g);
@@ -181,40 +179,51 @@ class QueryCentres : public FutureQuerySignal<kGiven> {
       first = false;
     });
   }
-  // Keys in blocks of kBlock: their band lengths side by side, then a small matrix product.
-  void add_band_lengths(const ScoreInput& input, LaneScores& scores, std::size_t head) const {
+  // Adds c |k~| and, `with_mean`, u k~, in one pass: a key and the lengths of its bands behind it
+  // make one row, u and c one query. In blocks of kBlock, which the kernel likes better than a key.
+  void add_rows(const ScoreInput& input, LaneScores& scores, std::size_t head,
+                bool with_mean) const {
     const CacheShape& shape = input.sequence.shape();
     const RotaryEmbedding& rotary = Base::queries().rotary();
-    const std::size_t bands = rotary.num_pairs();
+    const std::size_t dim = shape.head_dim;
+    const std::size_t size = dim + rotary.num_pairs();
     const std::size_t group = shape.group_size();
-    const std::span<float> weights = input.scratch.floats(Base::kMeans, group * bands);
+    const std::span<float> queries = input.scratch.floats(Base::kMeans, group * size);
     for (std::size_t g = 0; g < group; ++g) {
-      band_weights(scores.layer(head), scores.kv_head(head) * group + g,
-                   weights.subspan(g * bands, bands));
+      const std::size_t layer = scores.layer(head);
+      const std::size_t q_head = scores.kv_head(head) * group + g;
+      const std::span<float> query = queries.subspan(g * size, size);
+      std::fill_n(query.begin(), dim, 0.0F);
+      if (with_mean)
+        Base::queries().mean(input.sequence, layer, q_head, query.first(dim));
+      band_weights(layer, q_head, query.subspan(dim));
     }
-    const std::span<float> lengths = input.scratch.floats(Base::kFactor, kBlock * bands);
-    const std::span<float> partial = input.scratch.floats(kPartial, kBlock * group);
+    const std::span<float> rows = input.scratch.floats(Base::kFactor, kBlock * size);
+    const std::span<float> sums = input.scratch.floats(kPartial, kBlock * group);
     const std::size_t last = scores.first() + scores.count();
     for_each_row(
-        scores.cache(head).keys, shape.head_dim, scores.first(), last, input.kernel,
+        scores.cache(head).keys, dim, scores.first(), last, input.kernel,
         input.scratch.vector(Base::kGathered), input.scratch.vector(Base::kWidened),
-        [&](const float* row, std::size_t slot) {
+        [&](const float* key, std::size_t slot) {
           const std::size_t at = slot - scores.first();
-          band_lengths(rotary, row, lengths.data() + at % kBlock * bands);
+          float* row = rows.data() + at % kBlock * size;
+          std::copy_n(key, dim, row);
+          band_squares(rotary, key, row + dim);
+          kernels::square_roots(row + dim, rotary.num_pairs());
           if (at % kBlock != kBlock - 1 && slot + 1 != last)
             return;
           const std::size_t count = at % kBlock + 1;
           input.kernel.row_dots(
-              weights.data(), group, static_cast<std::ptrdiff_t>(bands),
-              kernels::RowBlock{lengths.data(), static_cast<std::ptrdiff_t>(bands * sizeof(float)),
-                                count, bands, ElementType::kF32},
-              partial.data(), static_cast<std::ptrdiff_t>(kBlock));
+              queries.data(), group, static_cast<std::ptrdiff_t>(size),
+              kernels::RowBlock{rows.data(), static_cast<std::ptrdiff_t>(size * sizeof(float)),
+                                count, size, ElementType::kF32},
+              sums.data(), static_cast<std::ptrdiff_t>(kBlock));
           for (std::size_t g = 0; g < group; ++g) {
             const std::span<float> array =
                 scores.array(head * group + g).subspan(at + 1 - count, count);
             // Not kernel.add, which would leave out what is not finite.
             for (std::size_t i = 0; i < count; ++i)
-              array[i] += partial[g * kBlock + i];
+              array[i] += sums[g * kBlock + i];
           }
         });
   }

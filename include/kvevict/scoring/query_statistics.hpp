@@ -36,6 +36,8 @@ class QueryStatistics {
 
   [[nodiscard]] const CacheShape& shape() const noexcept { return shape_; }
   [[nodiscard]] bool has_covariance() const noexcept { return with_covariance_; }
+  /// What the constructor was given: which channels the bands are.
+  [[nodiscard]] const RotaryEmbedding& rotary() const noexcept { return rotary_; }
   /// Bands whose mean lengths are known; 0: none.
   [[nodiscard]] std::size_t num_bands() const noexcept { return rotary_.num_pairs(); }
   /// Queries that were added.

@@ -11,9 +11,28 @@
 
 KVEVICT_NAMESPACE_BEGIN
 
+namespace detail {
+
+/// How many slots of [slot, last) from `slot` on are slot_stride_bytes apart. Pages that lie side
+/// by side are as good as one, so a token-to-slot map costs nothing where it has no holes.
+[[nodiscard]] inline std::size_t adjacent_rows(const Rows& rows, std::size_t slot,
+                                               std::size_t last) noexcept {
+  std::size_t count = rows.run_length(slot, last - slot);
+  if (rows.page_table == nullptr ||
+      rows.page_stride_bytes !=
+          static_cast<std::ptrdiff_t>(rows.page_size) * rows.slot_stride_bytes)
+    return count;
+  for (std::size_t page = slot / rows.page_size;
+       count < last - slot && rows.page_table[page + 1] == rows.page_table[page] + 1; ++page)
+    count += std::min(rows.page_size, last - slot - count);
+  return count;
+}
+
+}  // namespace detail
+
 /// Presents the rows of slots [first, last) to a kernel, block by block: visit(block, slot) with
-/// `slot` the block's first one. Rows that lie contiguous in memory are passed in place, a page or
-/// the whole lane at a time; transposed rows and rows behind a callback are first widened into
+/// `slot` the block's first one. Rows that lie contiguous in memory are passed in place, as many at
+/// a time as lie side by side; transposed rows and rows behind a callback are first widened into
 /// `scratch`, which is kept for the next call. A row's elements are the same either way, so a
 /// kernel that looks at one row at a time gives the same bits for every layout.
 template <class Visit>
@@ -26,7 +45,7 @@ void for_each_row_block(const Rows& rows, std::size_t dim, std::size_t first, st
     scratch.resize(std::max(scratch.size(), kGathered * dim));
   for (std::size_t slot = first; slot < last;) {
     if (in_place) {
-      const std::size_t count = rows.run_length(slot, last - slot);
+      const std::size_t count = detail::adjacent_rows(rows, slot, last);
       visit(kernels::RowBlock{rows.row(slot), rows.slot_stride_bytes, count, dim, rows.type}, slot);
       slot += count;
       continue;
