@@ -43,7 +43,7 @@ target_link_libraries(kvevict_engine INTERFACE kvevict_fast Threads::Threads)
 add_library(kvevict_engine_policies STATIC EXCLUDE_FROM_ALL
             ${PROJECT_SOURCE_DIR}/examples/engine/policies.cpp)
 target_link_libraries(kvevict_engine_policies PUBLIC kvevict_engine)
-if(NOT MSVC)
+if(NOT MSVC AND NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
   # Minutes less than with -O3, which the kernels do not need.
   set_source_files_properties(${PROJECT_SOURCE_DIR}/examples/engine/policies.cpp
                               PROPERTIES COMPILE_OPTIONS -O2)

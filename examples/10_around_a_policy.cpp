@@ -6,8 +6,6 @@
 #include <random>
 #include <vector>
 
-namespace {
-
 struct ValueSnapKVRecipe : kvevict::SnapKVRecipe {
   static constexpr std::string_view kName = "ValueSnapKV";
   static auto pipeline(const Options& options, const kvevict::CacheShape& shape) {
@@ -17,8 +15,6 @@ struct ValueSnapKVRecipe : kvevict::SnapKVRecipe {
 using ValueSnapKV = kvevict::Policy<kvevict::Composed<ValueSnapKVRecipe>>;
 
 constexpr std::size_t kPromptLen = 96, kDim = 8, kWindow = 16;
-
-}  // namespace
 
 int main() {
   const kvevict::CacheShape shape{

@@ -6,13 +6,14 @@
 #   --sanitize   address and undefined-behaviour sanitizers and libstdc++'s debug mode
 #   --clang      clang++ instead of the default compiler
 #   --headers    compile every header alone, with clang++
+#   --tidy       clang-tidy over every header of the library
 #   --no-simd    scalar kernels only
 #   --neon       cross-compile the kernels for AArch64 and run them under qemu
 #   --model      fetch SmolLM2-135M and test with it too (once there, it always takes part)
 #   --jobs N     parallel jobs (default: all processors)
 #   --help       this text
 #
-# The first five build some of the unit tests, each in a directory of its own under build/.
+# The first six build some of the unit tests, each in a directory of its own under build/.
 # Everything else goes to ctest: sh tests/run.sh -R SnapKV
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
@@ -26,7 +27,7 @@ while [ $# -gt 0 ]; do
       print_help
       exit 0
       ;;
-    --sanitize | --clang | --headers | --no-simd | --neon) variant=${1#--} ;;
+    --sanitize | --clang | --headers | --tidy | --no-simd | --neon) variant=${1#--} ;;
     --model) wants_model=yes ;;
     --jobs)
       [ $# -gt 1 ] || fail "--jobs needs a number"
@@ -64,8 +65,9 @@ case $variant in
     target='core_test views_test kernels_test scoring_test temporal_test allocation_test
       selection_test policies_test adapters_test fuzz_test engine_test'
     selection='-R ^(core|views|kernels|scoring|temporal|allocation|selection|policies|adapters|fuzz|engine)[.]'
-    options="$options -DCMAKE_BUILD_TYPE=Debug -DKVEVICT_NATIVE=OFF $own_googletest"
-    CXXFLAGS='-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_DEBUG'
+    options="$options -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-g1 -DKVEVICT_NATIVE=OFF
+      $own_googletest"
+    CXXFLAGS='-fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_DEBUG'
     export CXXFLAGS
     ;;
   clang)
@@ -80,6 +82,14 @@ case $variant in
     options="$options -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER=clang++"
     target='kvevict_headers_alone multi_tu_test'
     selection='-R ^multi_tu[.]Link'
+    ;;
+  tidy)
+    have clang++ || need_packages clang
+    need_packages clang-tidy-14
+    # shellcheck disable=SC2086  # a list of words
+    configure "$directory" $options -DCMAKE_CXX_COMPILER=clang++
+    say "reading every header with every policy; minutes"
+    exec clang-tidy-14 -p "$directory" --quiet "$root/tests/multi_tu/all_policies.cpp"
     ;;
   no-simd)
     # What the kernels have a part in.

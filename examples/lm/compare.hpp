@@ -339,9 +339,11 @@ inline int run_compare(const Common& common, const CompareOptions& options) {
                                : detail::compare_decode(runtime, options, lineup, text, progress);
   progress.show("");
   std::printf(
-      "%s\n\nPrompt compression: facts in prompts of %zu tokens, the cache cut at the "
-      "prompt's end\n",
-      common.model.c_str(), options.prompt_len);
+      "%s\n\nPrompt compression: facts in prompts of %zu tokens, read once in %.2f s for all and "
+      "cut "
+      "at the end\n",
+      common.model.c_str(), options.prompt_len,
+      detail::per_trial(recall[0].prefill_seconds, recall[0]));
   detail::print_rows(recall, true);
   if (!built_in) {
     std::printf("\nLong decode: a story of %zu tokens, predicted token by token under the budget\n",

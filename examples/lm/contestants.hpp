@@ -141,6 +141,7 @@ namespace detail {
       {"ExternalScores", kPlain, Cuts::kAlways, kScores},
       {"KVCompose", kPlain, Cuts::kPromptsOnly, kScores},
       {"KVComposeUnstructured", kPlain, Cuts::kPromptsOnly, kScores},
+      {"KVzap", "", Cuts::kAlways, kScores},
       {"KVzip", kPlain, Cuts::kPromptsOnly, kScores},
       {"PerLayerKnorm", "", Cuts::kAlways, "a ratio for each layer (compression_ratios)"},
       {"LUKVKnorm", "", Cuts::kAlways, "a ratio for each head (prune_ratios)"},

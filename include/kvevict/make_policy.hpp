@@ -135,6 +135,7 @@ using NamedPolicies = PolicyList<
     Knorm,
     KVCompose,
     KVComposeUnstructured,
+    KVzap,
     KVzip,
     KVCrush,
     LagKV,

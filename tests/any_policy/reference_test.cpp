@@ -156,6 +156,33 @@ TEST(Reference, SaysOfEveryPolicyWhatItSaysOfItself) {
   });
 }
 
+// NaN compares false with everything, so a check written the wrong way round lets it in; what it
+// is multiplied with becomes NaN in silence.
+TEST(Reference, EveryNumberAmongTheOptionsHasToBeOne) {
+  std::size_t num_options = 0;
+  detail::for_each_policy(NamedPolicies{}, [&](auto type) {
+    using P = typename decltype(type)::type;
+    using Method = typename detail::TextMethod<P>::Type;
+    typename Method::Options names = options_of<Policy<Method>>();
+    Method::visit_options(names, [&](std::string_view name, auto& option) {
+      using Option = std::remove_cvref_t<decltype(option)>;
+      if constexpr (std::is_floating_point_v<Option>) {
+        SCOPED_TRACE(std::string(P::kName).append(" ").append(name));
+        typename Method::Options options = options_of<Policy<Method>>();
+        Method::visit_options(options, [&](std::string_view other, auto& value) {
+          if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>, Option>) {
+            if (other == name)
+              value = std::numeric_limits<Option>::quiet_NaN();
+          }
+        });
+        EXPECT_THROW(Policy<Method>(options, kShape), InvalidArgument);
+        ++num_options;
+      }
+    });
+  });
+  EXPECT_GT(num_options, 40U);
+}
+
 TEST(Reference, PromptsAreTouchedUnlessTheyAreProtectedWhole) {
   EXPECT_FALSE(RaaS({}, kShape).touches_prompt());
   EXPECT_TRUE(RandomEviction({}, kShape).touches_prompt());

@@ -27,9 +27,12 @@ class MinimalPolicy {
   void apply(const KeepMask&) {}
   void truncate(std::size_t) {}
   void reset() {}
+  [[nodiscard]] std::size_t length() const { return 0; }
+  [[nodiscard]] const Sequence& sequence() const { return sequence_; }
   [[nodiscard]] const Counters& counters() const { return counters_; }
 
  private:
+  Sequence sequence_{kName, {1, 1, 1, 1}, MaskScope::kModel};
   KeepMask mask_;
   Counters counters_;
 };

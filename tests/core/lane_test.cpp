@@ -60,8 +60,10 @@ TEST(Rows, OffsetsAre64Bit) {
   EXPECT_EQ(paged - reinterpret_cast<std::uintptr_t>(&base), 2'147'441'940U);
 
   const float first{};
-  const MatrixView matrix{&first, 46'341, 46'341, 46'341};
-  const auto last = reinterpret_cast<std::uintptr_t>(matrix.row(46'340)) + 46'340 * sizeof(float);
+  const QueryRows queries{
+      .data = &first, .num_q_heads = 1, .num_rows = 46'341, .row_stride = 46'341};
+  const auto last =
+      reinterpret_cast<std::uintptr_t>(queries.row(0, 46'340)) + 46'340 * sizeof(float);
   EXPECT_EQ((last - reinterpret_cast<std::uintptr_t>(&first)) / sizeof(float), 2'147'488'280U);
 }
 

@@ -139,6 +139,7 @@ TEST(Sequence, TruncateTakesBackPromptsAndPins) {
   const PositionSpan late[] = {{6, 8}, {9, 11}};
   sequence.begin(5, late);
   sequence.append(5);
+  sequence.end_prompt();
   sequence.truncate(7);  // inside the second prompt
   EXPECT_EQ(sequence.prompt().first, 6);
   EXPECT_EQ(sequence.prompt().last, 7);
@@ -172,6 +173,7 @@ TEST(Sequence, TruncateInsideACompletePromptShortensIt) {
   Sequence sequence("Test", kShape, MaskScope::kModel);
   sequence.begin(5, {});
   sequence.append(5);
+  sequence.end_prompt();
   sequence.truncate(2);
   EXPECT_FALSE(sequence.in_prompt());
   EXPECT_EQ(sequence.prompt().last, 2);

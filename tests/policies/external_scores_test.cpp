@@ -17,6 +17,7 @@ using kvevict::CacheShape;
 using kvevict::Competition;
 using kvevict::ExternalScores;
 using kvevict::ExternalScoresOptions;
+using kvevict::KVzap;
 using kvevict::KVzip;
 using kvevict::Position;
 
@@ -70,6 +71,27 @@ TEST(ExternalScores, TheWholeModelCompetes) {
   EXPECT_EQ(session.kept(1), (Positions{0, 2}));
   EXPECT_EQ(session.kept(2), (Positions{1}));
   EXPECT_EQ(session.kept(3), (Positions{3}));
+}
+
+// The newest two are in the window, and what equals the threshold is not below it. With a later
+// word and a token more, 3 is outside the window and goes; the token without a score stays.
+TEST(KVzap, WhatIsBelowTheThresholdGoesBehindTheWindow) {
+  auto session = scored<KVzap>({.threshold = -4, .recent_window = 2}, kOneHead,
+                               {{-5.F, -4.F, -1.F, -6.F, -9.F}});
+  ASSERT_TRUE(session.cut());
+  EXPECT_EQ(session.kept(0), (Positions{1, 2, 3, 4}));
+  session.append(1);
+  ASSERT_TRUE(session.cut());
+  EXPECT_EQ(session.kept(0), (Positions{1, 2, 4, 5}));
+  EXPECT_FALSE(session.cut());
+}
+
+// However low they all are.
+TEST(KVzap, TheBestOfAKvHeadStays) {
+  auto session =
+      scored<KVzap>({.threshold = 0, .recent_window = 0}, kOneHead, {{-3.F, -2.F, -3.F}});
+  ASSERT_TRUE(session.cut());
+  EXPECT_EQ(session.kept(0), (Positions{1}));
 }
 
 TEST(ExternalScores, ScoresStayWithTheirTokens) {

@@ -3,6 +3,7 @@
 #include "kvevict/core/budget.hpp"
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/epikv.hpp"
+#include "kvevict/policies/epikv_key_value.hpp"
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/snapkv.hpp"
@@ -248,6 +249,40 @@ TEST(Misuse, TruncateInsideAPromptTakesTokensBackAndLeavesThePrompt) {
   EXPECT_THROW(policy.end_prefill(cache.view(40)), InvalidArgument);
 }
 
+// The last chunk too: as long as end_prefill has not come, the prompt is as long as it was
+// announced.
+TEST(Misuse, TruncateTakesBackTheLastChunkOfAPrompt) {
+  Cache cache;
+  SnapKV policy({.budget = 8, .observation_window = 4}, kShape);
+  policy.begin(32);
+  policy.append(16);
+  policy.append(16);
+  policy.truncate(16);
+  EXPECT_EQ(policy.sequence().pending_prompt(), 16U);
+  policy.append(16);
+  EXPECT_EQ(policy.wanted_attention_rows(0), 4U);
+  EXPECT_EQ(policy.sequence().prompt().last, 32);
+  policy.end_prefill(cache.view(32));
+  EXPECT_EQ(policy.select(cache.view(32)).count(0, 0), 8U);
+  // Once it is complete, taking tokens back shortens it: an edit.
+  policy.truncate(20);
+  EXPECT_EQ(policy.sequence().pending_prompt(), 0U);
+  EXPECT_EQ(policy.sequence().prompt().last, 20);
+}
+
+// One chunk too early: an error, after which the prompt goes on as if nothing had been.
+TEST(Misuse, EndOfAPromptThatIsNotCompleteChangesNothing) {
+  Cache cache;
+  SnapKV policy({.budget = 8, .observation_window = 4}, kShape);
+  policy.begin(32);
+  policy.append(16);
+  EXPECT_THROW(policy.end_prefill(cache.view(16)), InvalidArgument);
+  EXPECT_EQ(policy.length(), 16U);
+  policy.append(16);
+  policy.end_prefill(cache.view(32));
+  EXPECT_EQ(policy.select(cache.view(32)).count(0, 0), 8U);
+}
+
 // A share of what has come so far would cut deeper the smaller the chunks are.
 TEST(Misuse, AShareDoesNotCutInsideAPrompt) {
   Cache cache;
@@ -282,6 +317,56 @@ TEST(Misuse, AMissingLookAtTheCacheIsCounted) {
   policy.observe_attention(1, rows(data, 1));
   policy.append(1);
   EXPECT_EQ(policy.counters().missing_signals, 1U);
+}
+
+// The rolling statistics would hold each value twice. A view that is refused was no look.
+TEST(Misuse, ACacheThatIsHandedOverTwiceCountsOnce) {
+  Cache cache;
+  const auto scores = [&](bool twice) {
+    EpiKVKey policy({.budget = 32, .recent_window = 1, .window = 4}, kShape);
+    for (std::size_t len = 1; len <= 6; ++len) {
+      for (std::size_t i = 0; i < 4; ++i)
+        cache.data[(len - 1) * 4 + i] = static_cast<float>(len * i % 5);
+      policy.append(1);
+      if (twice) {
+        EXPECT_THROW(policy.observe_cache(cache.view(len + 1)), InvalidArgument);
+        policy.observe_cache(cache.view(len));
+      }
+      policy.observe_cache(cache.view(len));
+    }
+    EXPECT_EQ(policy.counters().missing_signals, 0U);
+    return scores_in(policy, cache.view(6));
+  };
+  EXPECT_EQ(scores(true), scores(false));
+}
+
+// Without a stride the rows lie side by side; one that makes rows overlap would score them alike.
+TEST(Misuse, ShapesOfHiddenRowsAreChecked) {
+  const std::vector<float> hidden = {0, 1, 3, 2, 5, 4, 1, 1};  // four rows of two
+  const auto scores = [&](std::ptrdiff_t stride) {
+    EpiKVRaw policy({.budget = 16, .recent_window = 1}, kShape);
+    policy.append(4);
+    for (const std::size_t layer : {0U, 1U}) {
+      policy.observe_hidden(layer, {.data = hidden.data(),
+                                    .num_rows = 4,
+                                    .hidden_size = layer == 0 ? 1U : 2U,
+                                    .row_stride_bytes = stride});
+    }
+    return policy.method().scores()[3];
+  };
+  EXPECT_THROW(scores(sizeof(float)), InvalidArgument);
+  EXPECT_THROW(scores(-8), InvalidArgument);
+  EpiKVRaw policy({.budget = 16, .recent_window = 1}, kShape);
+  policy.append(1);
+  EXPECT_THROW(policy.observe_hidden(0, {.data = hidden.data(), .num_rows = 1}), InvalidArgument);
+  const auto row = HiddenRows{.data = hidden.data(), .num_rows = 4, .hidden_size = 2}.row(3);
+  EXPECT_EQ(row, reinterpret_cast<const std::byte*>(hidden.data() + 6));
+}
+
+TEST(Misuse, ABudgetThatLeavesNothingIsAnError) {
+  EXPECT_THROW(InertiaKV({.budget = 0}, kShape), InvalidArgument);
+  EXPECT_THROW(RandomEviction({.budget = 0}, kShape), InvalidArgument);
+  EXPECT_THROW(RandomEviction({.budget = Budget::total(1)}, kShape), InvalidArgument);
 }
 
 TEST(Misuse, RollbackBufferHasALimit) {

@@ -357,6 +357,10 @@ kvevict::ExternalScoresOptions external_model(std::size_t budget) {
           .min_keep = 3,
           .only_at_prefill_end = true};
 }
+/// Below 0 are many, unless the budget is to hold all.
+kvevict::KVzapOptions kvzap(std::size_t budget) {
+  return {.threshold = budget < 40 ? 0.0F : -1e30F, .recent_window = 2};
+}
 kvevict::KVzipOptions kvzip(std::size_t budget) {
   return {.budget = budget, .layerwise = true, .num_sink_tokens = 2};
 }
@@ -513,6 +517,7 @@ const std::vector<PolicyCase>& policy_cases() {
       case_of<kvevict::HeadKV>("HeadKV", head),
       case_of<kvevict::ExternalScores>("ExternalScores", external),
       case_of<kvevict::ExternalScores>("ExternalScoresModel", external_model),
+      grows(case_of<kvevict::KVzap>("KVzap", kvzap)),
       case_of<kvevict::KVzip>("KVzip", kvzip),
       case_of<kvevict::KVCompose>("KVCompose"),
       case_of<kvevict::KVComposeUnstructured>("KVComposeUnstructured"),

@@ -49,6 +49,43 @@ TEST(PagedView, LengthsAreSharedOrPerLane) {
   EXPECT_EQ(view.lane(1, 2).seq_len, 4U);
 }
 
+// Engines that free blocks layer by layer, or head by head, hold a table for each.
+TEST(PagedView, TablesAreOfALayerOrOfALane) {
+  std::vector<float> memory(2 * kNumPages * kPageSize * 3 * 4);
+  const PagePool pool = PagePool::nhd(memory.data(), ElementType::kF32, kNumPages, kPageSize, 3, 4);
+  const std::vector<std::int32_t> first = {1, 2}, second = {3};
+  const std::vector<std::size_t> lengths = {3, 3, 4, 2, 1, 0};
+  const auto page = [&](const PagedView& view, std::size_t layer, std::size_t head) {
+    return view.lane(layer, head).keys.page_table[0];
+  };
+  const std::vector<PagedView::PageTable> of_layers = {first, second};
+  const PagedView layers(kShape, pool, pool, kPageSize, of_layers, lengths);
+  EXPECT_EQ(page(layers, 0, 2), 1);
+  EXPECT_EQ(page(layers, 1, 0), 3);
+  const std::vector<PagedView::PageTable> of_lanes = {first, first, first, second, second, {}};
+  const PagedView lanes(kShape, pool, pool, kPageSize, of_lanes, lengths);
+  EXPECT_EQ(page(lanes, 0, 2), 1);
+  EXPECT_EQ(page(lanes, 1, 1), 3);
+  EXPECT_EQ(lanes.lane(1, 2).seq_len, 0U);
+
+  const std::vector<std::size_t> longer = {3, 3, 4, 3, 1, 0};
+  EXPECT_TRUE(refuses([&] { PagedView(kShape, pool, pool, kPageSize, of_layers, longer); },
+                      {"PagedView", "page_table.size()", "1"}));
+  const std::vector<PagedView::PageTable> too_few = {first};
+  EXPECT_TRUE(refuses([&] { PagedView(kShape, pool, pool, kPageSize, too_few, lengths); },
+                      {"PagedView", "page_tables.size()", "1"}));
+}
+
+TEST(PagedView, SlotsWithoutATokenAreMarked) {
+  const std::vector<std::int32_t> table = {0, 1};
+  PagedView view(kShape, {}, {}, kPageSize, table, 3);
+  EXPECT_TRUE(view.lane(0, 0).has_token(0));
+  const std::vector<std::uint8_t> valid = {0, 1, 1};
+  view.set_valid(valid);
+  EXPECT_FALSE(view.lane(1, 2).has_token(0));
+  EXPECT_TRUE(view.lane(1, 2).has_token(1));
+}
+
 TEST(PagedView, RefusesATableThatEndsEarly) {
   const std::vector<std::int32_t> table = {0, 1};
   EXPECT_TRUE(refuses([&] { PagedView(kShape, {}, {}, kPageSize, table, 5); },

@@ -16,7 +16,8 @@ struct Counters {
   std::size_t kept = 0;                ///< entries left by the newest firing
   std::size_t protected_entries = 0;   ///< of these, protected ones
   std::size_t missing_signals = 0;     ///< layers whose attention a step wanted and did not get;
-                                       ///< layers without observe_scores since the firing before
+                                       ///< steps without a wanted observe_cache; layers without
+                                       ///< observe_scores since the firing before
   std::size_t non_finite = 0;          ///< samples or scores that were NaN or infinite
   std::size_t budget_not_reached = 0;  ///< firings at which what has to stay exceeded the budget
 };

@@ -5,6 +5,7 @@
 #include "kvevict/core/counters.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/lane.hpp"
+#include "kvevict/core/sequence.hpp"
 #include "kvevict/core/types.hpp"
 
 #include <concepts>
@@ -33,6 +34,8 @@ concept EvictionPolicy = std::copyable<P> &&
   policy.apply(mask);
   policy.truncate(count);
   policy.reset();
+  { constant.length() } -> std::same_as<std::size_t>;
+  { constant.sequence() } -> std::same_as<const Sequence&>;
   { constant.counters() } -> std::same_as<const Counters&>;
 };
 

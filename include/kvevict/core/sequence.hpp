@@ -38,10 +38,13 @@ class Sequence {
                       "must be >= first");
     }
     prompts_.push_back({to_position(length_), to_position(length_ + prompt_len)});
+    prompt_open_ = true;
     pending_prompt_ = prompt_len;
     prompt_in_one_piece_ = prompt_len > 0;
     pinned_.insert(pinned_.end(), pinned.begin(), pinned.end());
   }
+  /// The newest prompt is complete and attended.
+  void end_prompt() noexcept { prompt_open_ = false; }
   /// `count` new tokens at the end of every lane. Throws InvalidArgument for more than is left of
   /// a prompt, and where positions end.
   void append(std::size_t count) {
@@ -101,8 +104,9 @@ class Sequence {
     ++num_firings_;
   }
   /// Forgets every token at position `new_length` and later; to the current length it does nothing.
-  /// A prompt that is being fed and of which something is left goes on: what was taken back of it
-  /// is to be appended again. Throws if that would grow it.
+  /// A prompt of which something is left and that end_prompt has not closed goes on: what was taken
+  /// back of it is to be appended again. One of which nothing is left is to be begun again. Throws
+  /// if that would grow it.
   void truncate(std::size_t new_length) {
     detail::require(new_length <= length_, owner_, "truncate", new_length,
                     "must not exceed the number of tokens seen");
@@ -114,14 +118,15 @@ class Sequence {
         lanes_[l].positions.resize(lanes_[l].len);
       lanes_[l].evicted_padding = std::min(lanes_[l].evicted_padding, new_length - lanes_[l].len);
     }
-    const bool prompt_goes_on =
-        in_prompt() && new_length > static_cast<std::size_t>(prompt().first);
-    pending_prompt_ = prompt_goes_on ? pending_prompt_ + length_ - new_length : 0;
+    const bool prompt_goes_on = prompt_open_ && length_ <= prompt_end() &&
+                                new_length > static_cast<std::size_t>(prompt().first);
+    pending_prompt_ = prompt_goes_on ? prompt_end() - new_length : 0;
     length_ = new_length;
     step_len_ = 0;
     step_begin_ = std::min(step_begin_, new_length);
     prompt_in_one_piece_ = false;
     const Position end = prompt_goes_on ? prompt().last : to_position(new_length);
+    const std::size_t num_prompts = prompts_.size();
     if (new_length == 0)
       first_prompt_padding_ = 0;
     for (auto* spans : {&prompts_, &pinned_}) {
@@ -129,6 +134,7 @@ class Sequence {
       for (PositionSpan& span : *spans)
         span.last = std::min(span.last, end);
     }
+    prompt_open_ = prompt_open_ && prompts_.size() == num_prompts;
   }
   void reset() {
     for (Lane& lane : lanes_) {
@@ -146,6 +152,7 @@ class Sequence {
     step_begin_ = 0;
     pending_prompt_ = 0;
     prompt_in_one_piece_ = false;
+    prompt_open_ = false;
   }
 
   [[nodiscard]] const CacheShape& shape() const noexcept { return shape_; }
@@ -173,6 +180,8 @@ class Sequence {
   /// Tokens of the newest prompt that have not been appended yet.
   [[nodiscard]] std::size_t pending_prompt() const noexcept { return pending_prompt_; }
   [[nodiscard]] bool in_prompt() const noexcept { return pending_prompt_ > 0; }
+  /// Whether a prompt was begun and end_prompt is to come.
+  [[nodiscard]] bool prompt_open() const noexcept { return prompt_open_; }
   /// The newest prompt; empty where no prompt was begun.
   [[nodiscard]] PositionSpan prompt() const noexcept {
     return prompts_.empty() ? PositionSpan{} : prompts_.back();
@@ -243,6 +252,7 @@ class Sequence {
   std::size_t num_firings_ = 0;
   std::size_t first_prompt_padding_ = 0;
   bool prompt_in_one_piece_ = false;
+  bool prompt_open_ = false;  // begun, end_prompt to come
 };
 
 /// Lanes of a mask that one layer has.

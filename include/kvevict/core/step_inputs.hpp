@@ -3,6 +3,7 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/types.hpp"
+#include "kvevict/element_type.hpp"
 
 #include <cmath>
 #include <cstddef>
@@ -11,18 +12,6 @@
 KVEVICT_NAMESPACE_BEGIN
 
 // What an engine hands over during a step. All of it is borrowed for the length of the call.
-
-/// A read-only float matrix.
-struct MatrixView {
-  const float* data = nullptr;
-  std::size_t rows = 0;
-  std::size_t cols = 0;
-  std::ptrdiff_t row_stride = 0;  ///< in floats
-
-  [[nodiscard]] constexpr const float* row(std::size_t r) const noexcept {
-    return data + static_cast<std::ptrdiff_t>(r) * row_stride;
-  }
-};
 
 /// Softmax rows of the newest `num_rows` tokens of one layer: [num_q_heads, num_rows, seq_len],
 /// where seq_len is that of the query head's KV head, the newest tokens included. Row r is read
@@ -73,8 +62,15 @@ struct HiddenRows {
   const void* data = nullptr;
   std::size_t num_rows = 0;
   std::size_t hidden_size = 0;
-  std::ptrdiff_t row_stride_bytes = 0;
+  std::ptrdiff_t row_stride_bytes = 0;  ///< 0: rows lie side by side
   ElementType type = ElementType::kF32;
+
+  [[nodiscard]] std::size_t row_bytes() const noexcept { return hidden_size * element_size(type); }
+  [[nodiscard]] const std::byte* row(std::size_t r) const noexcept {
+    const std::ptrdiff_t stride =
+        row_stride_bytes != 0 ? row_stride_bytes : static_cast<std::ptrdiff_t>(row_bytes());
+    return static_cast<const std::byte*>(data) + static_cast<std::ptrdiff_t>(r) * stride;
+  }
 };
 
 KVEVICT_NAMESPACE_END

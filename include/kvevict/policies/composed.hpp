@@ -272,13 +272,7 @@ class Composed {
   static constexpr Inputs kRequiredInputs =
       Parts::kRequiredInputs | detail::required_by<Selection>();
   static constexpr AttentionUse kAttentionUse = Parts::kAttentionUse;
-  static constexpr bool kNeedsArtefact = [] {
-    if constexpr (requires { R::kNeedsArtefact; }) {
-      return static_cast<bool>(R::kNeedsArtefact);
-    } else {
-      return false;
-    }
-  }();
+  static constexpr bool kNeedsArtefact = detail::needs_artefact<R>();
 
   Composed(const Options& options, const CacheShape& shape)
       : options_((check(options, shape), options)),

@@ -122,10 +122,10 @@ class EpiKVMethod : public detail::EpiKVRules {
                                                     const CacheShape& shape) {
     return {{detail::epikv_layers(kName, "layers_a", options.layers_a, Variant::kFirstA,
                                   Variant::kLastA, shape.num_layers),
-             options.weight_a},
+             detail::epikv_weight(kName, "weight_a", options.weight_a)},
             {detail::epikv_layers(kName, "layers_b", options.layers_b, Variant::kFirstB,
                                   Variant::kLastB, shape.num_layers),
-             -options.weight_b}};
+             -detail::epikv_weight(kName, "weight_b", options.weight_b)}};
   }
 
   HiddenTrend hidden_;

@@ -45,7 +45,7 @@ class EpiKVAttentionMethod : public detail::EpiKVRules {
 
   EpiKVAttentionMethod(const Options& options, const CacheShape& shape)
       : EpiKVRules(kName, shape, options.budget, options.recent_window, options.num_sink_tokens),
-        hidden_weight_(options.hidden_weight),
+        hidden_weight_(detail::epikv_weight(kName, "hidden_weight", options.hidden_weight)),
         hidden_(shape,
                 {{detail::epikv_layers(kName, "layers", options.layers, kEpiKVLayerA, kEpiKVLayerA,
                                        shape.num_layers)}},

@@ -36,7 +36,9 @@ struct EpiKVLagOptions {
 /// the score that it has at the first eviction at which it is a candidate. The chunk it is scaled
 /// by is then whatever the cache held at that time.
 ///
-/// Recomputed, a step costs O(layers * kv_heads * K * head_dim); frozen, a few chunks.
+/// Recomputed, a step costs O(layers * kv_heads * K * head_dim); frozen, a few chunks. There is no
+/// streaming() as in EpiKV: chunks are of tokens in order, and a cache in which the next token
+/// takes the evicted one's slot has lost it.
 template <bool kWithValues>
 class EpiKVLagMethod : public detail::EpiKVRules {
  public:

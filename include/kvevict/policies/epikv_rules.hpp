@@ -12,6 +12,7 @@
 #include "kvevict/policies/policy.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <string_view>
@@ -100,6 +101,13 @@ class EpiKVRules {
     given.push_back(layer);
   }
   return given;
+}
+
+/// A weight that is a number.
+[[nodiscard]] inline double epikv_weight(std::string_view where, std::string_view field,
+                                         double weight) {
+  require(std::isfinite(weight), where, field, weight, "must be finite");
+  return weight;
 }
 
 /// `window` of the rolling statistics, checked together with what is kept for rollbacks.

@@ -70,6 +70,40 @@ struct ExternalScoresRecipe : CutsByCacheScore {
   }
 };
 
+struct KVzapOptions {
+  float threshold = -4;             ///< tokens that score less go (tau; -4 for Qwen3, -7 Llama-3.1)
+  std::size_t recent_window = 128;  ///< newest tokens that always stay
+};
+
+/// The logarithm of KVzip's score, predicted from the hidden state of each token (KVzap, arXiv
+/// 2601.07891): what is below the threshold goes once it has left the recent window. The model that
+/// predicts is the engine's to run; its scores come through observe_scores. No budget: how much
+/// stays is up to the text. A token without a score counts as 0 and stays, and so does a KV head's
+/// best one (rule R15), which the paper does not promise.
+struct KVzapRecipe : CutsEveryStep {
+  using Options = KVzapOptions;
+  static constexpr std::string_view kName = "KVzap";
+
+  static Protection protection(const Options& options) noexcept {
+    return {.recent_window = options.recent_window};
+  }
+  static auto pipeline(const Options& /*options*/, const CacheShape& shape) {
+    return Pipeline(GivenScores(shape));
+  }
+  static Allocation allocation(const Options& options) noexcept {
+    return {.budget = std::numeric_limits<std::size_t>::max(), .threshold = options.threshold};
+  }
+  static void check(const Options& options, const CacheShape& /*shape*/) {
+    detail::require(std::isfinite(options.threshold), kName, "threshold", options.threshold,
+                    "must be finite");
+  }
+  template <class Visit>
+  static void visit_options(Options& options, Visit&& visit) {
+    visit("threshold", options.threshold);
+    visit("recent_window", options.recent_window);
+  }
+};
+
 struct KVzipOptions {
   Budget budget = Budget::keep_ratio(0.3);  ///< per KV head on average, sinks included
   bool layerwise = false;           ///< every layer keeps the same number (as kvpress names it)
@@ -117,6 +151,9 @@ struct KVzipRecipe : CutsPrompts {
 // policy: ExternalScores | scores of your own (`observe_scores`) | - | head | at any time
 //   | 1 float per KV head | a pass over the scores | -
 using ExternalScores = Policy<Composed<ExternalScoresRecipe>>;
+// policy: KVzap | scores of a trained model (`observe_scores`) | - | head | at any time
+//   | 1 float per KV head | a pass over the scores | 2601.07891
+using KVzap = Policy<Composed<KVzapRecipe>>;
 // policy: KVzip | scores of a second pass over the prompt (`ReplayScores`) | - | head
 //   | at prompt ends | 1 float per KV head | none | 2505.23416
 using KVzip = Policy<Composed<KVzipRecipe>>;

@@ -105,13 +105,27 @@ concept PolicyMethod = requires(Method& method, const Method& constant, const Se
   method.state();
 };
 
+namespace detail {
+
+/// What a method or a recipe says of itself; false where it says nothing.
+template <class M>
+[[nodiscard]] consteval bool needs_artefact() {
+  if constexpr (requires { M::kNeedsArtefact; }) {
+    return static_cast<bool>(M::kNeedsArtefact);
+  } else {
+    return false;
+  }
+}
+
+}  // namespace detail
+
 /// An eviction policy for one sequence: the life of a cache, the same for every method.
 ///
 ///   begin -> [append, observe_*]... -> end_prefill -> ([append, observe_*], should_evict,
 ///   select, apply)... -> truncate / begin again / reset
 ///
 /// Copying the object forks the sequence. One object per sequence and thread. Only the
-/// constructor and the O(1) shape checks of each call throw (InvalidArgument).
+/// constructor and the checks at the start of each call, O(lanes) at most, throw (InvalidArgument).
 template <PolicyMethod Method>
 class Policy {
   template <class M>
@@ -150,13 +164,7 @@ class Policy {
   /// Whether it takes something that was made offline for the model to be the published method:
   /// tables of gates, ratios or budgets, filters, statistics of queries, calibrated thresholds.
   /// Weights and RoPE frequencies are no such thing: an engine has them.
-  static constexpr bool kNeedsArtefact = [] {
-    if constexpr (requires { Method::kNeedsArtefact; }) {
-      return static_cast<bool>(Method::kNeedsArtefact);
-    } else {
-      return false;
-    }
-  }();
+  static constexpr bool kNeedsArtefact = detail::needs_artefact<Method>();
 
   /// Throws InvalidArgument naming the method, the field and its value.
   Policy(const Options& options, const CacheShape& shape,
@@ -179,14 +187,15 @@ class Policy {
   void begin(std::size_t prompt_len, std::span<const PositionSpan> pinned = {}) {
     close_step();
     sequence_.begin(prompt_len, pinned);
-    prompt_open_ = true;
     prefill_ended_ = false;
     if constexpr (requires { method_.begin(sequence_); })
       method_.begin(sequence_);
   }
 
   /// `count` tokens were written to the end of every lane: a chunk of a prompt, a decode step, or
-  /// several drafted tokens. Comes before the observe calls of the same step.
+  /// several drafted tokens. Comes before the observe calls of the same step. Drafted tokens leave
+  /// no trace of those that are rejected if the accepted ones are appended after verification, with
+  /// rows and a view of that length alone.
   void append(std::size_t count) {
     close_step();
     sequence_.append(count);
@@ -246,8 +255,9 @@ class Policy {
     if (wanted == 0 || observed_[layer] != 0)
       return;
     check_rows(rows.data, rows.num_q_heads, rows.num_rows, rows.head_stride, wanted);
-    detail::require(std::cmp_greater_equal(rows.row_stride, longest_lane(layer)), kName,
-                    "AttentionRows.row_stride", rows.row_stride, "must cover the longest lane");
+    detail::require(
+        std::cmp_greater_equal(rows.row_stride, longest_lane(layer)) || rows.num_rows == 1, kName,
+        "AttentionRows.row_stride", rows.row_stride, "must cover the longest lane");
     for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
       visit_given_rows(rows, shape_, layer, head, sequence_.seq_len(layer, head),
                        sequence_.length(), wanted,
@@ -298,6 +308,12 @@ class Policy {
     if (step_len() == 0)
       return;
     detail::require(rows.data != nullptr, kName, "HiddenRows.data", 0, "must not be null");
+    detail::require(rows.hidden_size > 0, kName, "HiddenRows.hidden_size", rows.hidden_size,
+                    "must be > 0");
+    detail::require(rows.row_stride_bytes == 0 || rows.num_rows == 1 ||
+                        std::cmp_greater_equal(rows.row_stride_bytes, rows.row_bytes()),
+                    kName, "HiddenRows.row_stride_bytes", rows.row_stride_bytes,
+                    "must be 0 or cover a row");
     counters_.non_finite += method_.observe_hidden(layer, rows, sequence_, *kernel_);
   }
 
@@ -324,11 +340,11 @@ class Policy {
   void observe_cache(const View& view) {
     if constexpr (wants_cache()) {
       append_implied();
-      if (step_len() == 0)
+      if (step_len() == 0 || cache_observed_)
         return;
-      cache_observed_ = true;
       const ViewRef ref = as_view_ref(view);
       check_view(ref);
+      cache_observed_ = true;
       counters_.non_finite += method_.observe_cache(ScoreInput{ref, sequence_, *kernel_, scratch_});
     }
   }
@@ -363,19 +379,21 @@ class Policy {
     scored_[layer] = 1;
   }
 
-  /// The prompt is complete and attended. Throws InvalidArgument if none was begun since the last.
+  /// The prompt is complete and attended, and all of it in the view. Throws InvalidArgument, and
+  /// changes nothing, if it is not or if none was begun since the last.
   template <KvCacheView View>
   void end_prefill(const View& view) {
-    detail::require(prompt_open_, kName, "begin calls", 0, "before end_prefill; 1 is needed");
+    detail::require(sequence_.prompt_open(), kName, "begin calls", 0,
+                    "before end_prefill; 1 is needed");
+    const auto ref = as_view_ref(view);
+    check_view(ref, sequence_.pending_prompt());
     if (sequence_.pending_prompt() > 0)
       append(sequence_.pending_prompt());
-    const auto ref = as_view_ref(view);
-    check_view(ref);
     close_step();
+    sequence_.end_prompt();
     sequence_.note_prompt_padding(padding_of(ref.lane(0, 0)));
     if constexpr (requires(const ScoreInput& input) { method_.end_prefill(input); })
       method_.end_prefill(ScoreInput{ref, sequence_, *kernel_, scratch_});
-    prompt_open_ = false;
     prefill_ended_ = true;
   }
 
@@ -451,12 +469,12 @@ class Policy {
   }
 
   /// Forgets every token at position `new_length` and later (speculative decoding, an edit); what
-  /// accumulated scores took from them stays. Throws if `new_length` exceeds length().
+  /// accumulated scores, those of an observation window too, took from them stays. Before
+  /// end_prefill a prompt of which something is left goes on: append again what was taken back. One
+  /// of which nothing is left is to be begun again. Throws if `new_length` exceeds length().
   void truncate(std::size_t new_length) {
     close_step();
-    const std::size_t num_prompts = sequence_.prompts().size();
     sequence_.truncate(new_length);
-    prompt_open_ = prompt_open_ && sequence_.prompts().size() == num_prompts;
     each_state([&](auto& state) { state.truncate(sequence_); });
     selection_.forget_padding();
   }
@@ -466,7 +484,6 @@ class Policy {
     each_state([](auto& state) { state.reset(); });
     selection_.forget_padding();
     prefill_ended_ = false;
-    prompt_open_ = false;
     step_open_ = false;
     std::fill(scored_.begin(), scored_.end(), std::uint8_t{0});
     counters_ = {};
@@ -631,8 +648,10 @@ class Policy {
     detail::require(num_rows >= wanted, kName, "num_rows", num_rows,
                     "must be at least wanted_attention_rows()");
   }
-  void check_lane(const Lane& lane, std::size_t layer, std::size_t head, Inputs needed) const {
-    detail::require(lane.seq_len == sequence_.seq_len(layer, head), kName, "view seq_len",
+  // `coming`: tokens that the lane holds and nobody appended yet.
+  void check_lane(const Lane& lane, std::size_t layer, std::size_t head, Inputs needed,
+                  std::size_t coming = 0) const {
+    detail::require(lane.seq_len == sequence_.seq_len(layer, head) + coming, kName, "view seq_len",
                     lane.seq_len,
                     "must be the number of slots that the policy knows (append, apply or reset "
                     "missing?)");
@@ -645,12 +664,12 @@ class Policy {
     detail::require(lane.values.present() || !covers(needed, Inputs::kValues), kName,
                     "Lane.values.present()", 0, "must be 1, values are read");
   }
-  void check_view(const ViewRef& view) const {
+  void check_view(const ViewRef& view, std::size_t coming = 0) const {
     detail::check_same_shape(view.shape(), shape_, kName);
     const Inputs needed = required_inputs();
     for (std::size_t layer = 0; layer < shape_.num_layers; ++layer) {
       for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
-        check_lane(view.lane(layer, head), layer, head, needed);
+        check_lane(view.lane(layer, head), layer, head, needed, coming);
       }
     }
   }
@@ -661,7 +680,6 @@ class Policy {
   Sequence sequence_;
   Counters counters_;
   std::size_t max_rollback_;
-  bool prompt_open_ = false;            // begun, end_prefill to come
   bool prefill_ended_ = false;          // end_prefill came, no mask was applied since
   bool step_open_ = false;              // appended, and nothing since that ends the step
   bool cache_observed_ = false;         // in the open step

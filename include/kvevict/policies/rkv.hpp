@@ -12,6 +12,7 @@
 #include "kvevict/scoring/recent_attention.hpp"
 #include "kvevict/scoring/stages.hpp"
 
+#include <cmath>
 #include <cstddef>
 #include <string_view>
 
@@ -52,6 +53,8 @@ struct RKVRecipe : CutsEveryStep {
     detail::require(options.buffer > 0, kName, "buffer", options.buffer, "must be > 0");
     detail::require(options.lambda >= 0.0 && options.lambda <= 1.0, kName, "lambda", options.lambda,
                     "must be in [0, 1]");
+    detail::require(std::isfinite(options.similarity), kName, "similarity", options.similarity,
+                    "must be finite");
   }
   static auto pipeline(const Options& options, const CacheShape& shape) {
     return PeakLogitAttention(kName, shape, options.observation_window) | Pool{options.pooling} |

@@ -79,10 +79,13 @@ struct Granularity {
 ///    tokens, as they do where every mask was applied in this granularity.
 /// 2. Slots to pages: the best pages that fit into as many slots as were kept; a page counts by the
 ///    slots that it really holds, so the last one may fit where a whole one does not. A page with a
-///    protected slot stays, and the others have what is left.
+///    protected slot stays, even where such pages alone hold more; the others have what is left.
+///    Without moving rows, a page that stays keeps its padding too, which the policy's numbering
+///    has dropped: such an engine packs each page's slots.
 /// 3. Equal counts: every lane is filled up to the longest of its group with the best slots, or
-///    pages, of what it would have lost; a shorter lane keeps all that it has. This is the only
-///    step that keeps more than the policy did.
+///    pages, of what it would have lost; a shorter lane keeps all that it has.
+///
+/// Only protected pages and equal counts keep more than the policy did.
 ///
 /// Ties go to the lower slot or page. Owns its memory and allocates nothing once the cache has
 /// stopped growing. One object per sequence and thread.

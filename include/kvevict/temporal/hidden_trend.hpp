@@ -89,10 +89,7 @@ class HiddenTrend {
 
     const auto take = [&](std::size_t position) {
       const std::size_t row = rows.num_rows - (length - position);
-      return delta.push(position,
-                        static_cast<const std::byte*>(rows.data) +
-                            static_cast<std::ptrdiff_t>(row) * rows.row_stride_bytes,
-                        rows.type, rows.hidden_size, kernel);
+      return delta.push(position, rows.row(row), rows.type, rows.hidden_size, kernel);
     };
     const std::size_t first = length - count;
     if (count < std::min(rows.num_rows, sequence.step_len()))
