@@ -48,7 +48,8 @@ class Chat {
         runtime_->engine(),
         runtime_->make_policy(options.policy,
                               lm::options_for(options.policy, budget_, options.options)),
-        SessionOptions{.granularity = options.reduction.granularity(runtime_->num_layers())});
+        SessionOptions{.granularity = options.reduction.granularity(runtime_->num_layers()),
+                       .cut_interval = 32});
   }
 
   /// What a user says, and the reply on stdout.
