@@ -363,10 +363,13 @@ TEST(Misuse, ShapesOfHiddenRowsAreChecked) {
   EXPECT_EQ(row, reinterpret_cast<const std::byte*>(hidden.data() + 6));
 }
 
-TEST(Misuse, ABudgetThatLeavesNothingIsAnError) {
-  EXPECT_THROW(InertiaKV({.budget = 0}, kShape), InvalidArgument);
-  EXPECT_THROW(RandomEviction({.budget = 0}, kShape), InvalidArgument);
-  EXPECT_THROW(RandomEviction({.budget = Budget::total(1)}, kShape), InvalidArgument);
+// Rule R2: min(0, n). Who asks for it gets it, the newest token included.
+TEST(Misuse, ABudgetOfNothingKeepsNothing) {
+  Cache cache;
+  RandomEviction policy({.budget = 0}, kShape);
+  policy.append(5);
+  ASSERT_TRUE(policy.should_evict());
+  EXPECT_EQ(policy.select(cache.view(5)).count(0, 0), 0U);
 }
 
 TEST(Misuse, RollbackBufferHasALimit) {

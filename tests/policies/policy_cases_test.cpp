@@ -517,7 +517,7 @@ const std::vector<PolicyCase>& policy_cases() {
       case_of<kvevict::HeadKV>("HeadKV", head),
       case_of<kvevict::ExternalScores>("ExternalScores", external),
       case_of<kvevict::ExternalScores>("ExternalScoresModel", external_model),
-      grows(case_of<kvevict::KVzap>("KVzap", kvzap)),
+      cuts_deeper(grows(case_of<kvevict::KVzap>("KVzap", kvzap))),
       case_of<kvevict::KVzip>("KVzip", kvzip),
       case_of<kvevict::KVCompose>("KVCompose"),
       case_of<kvevict::KVComposeUnstructured>("KVComposeUnstructured"),

@@ -106,13 +106,10 @@ inline void check_allocation(const Allocation& allocation, const Protection& pro
   const std::size_t lane_budget = allocation.lane_budget(shape, 0, 0);
   const std::size_t windows = saturating_add(protection.num_sink_tokens, protection.recent_window);
   const bool extra = allocation.protected_extra;
-  const bool alone = allocation.competition == Competition::kLane;
-  require(extra || (alone ? lane_budget : allocation.budget.count()) > 0, where, "budget",
-          allocation.budget.count(), "must leave something");
   require(extra || lane_budget >= saturating_add(windows, allocation.headroom), where, "budget",
           allocation.budget.count() - std::min(allocation.budget.count(), allocation.headroom),
           "must cover the sinks and the recent window");
-  if (!alone) {
+  if (allocation.competition != Competition::kLane) {
     require(saturating_add(lane_budget, extra ? windows : 0) >= allocation.min_keep, where,
             "budget", allocation.budget.count(), "must cover min_keep in every lane");
   }
