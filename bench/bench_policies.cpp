@@ -84,6 +84,8 @@ struct Engine {
     return "heavy=128,recent=128";
   if (name.starts_with("EpiKV") || name == "RaaS" || name == "ThinKV")
     return "budget=1088";
+  if (name == "KVzap")
+    return "threshold=0.67,recent_window=16";  // a quarter of normal scores is above it
   if (name == "LagKV")
     return "num_sink_tokens=4,lag_len=128,per_partition=25%";
   if (name == "DuoAttention")
