@@ -102,6 +102,7 @@ struct SelectorWithAdditions {
       floors->choose(lanes, quota, input);
     } else if (const auto* chunks = std::get_if<WholeChunks>(&added)) {
       chunks->choose(lanes, quota, input);
+      // NOLINTNEXTLINE(bugprone-branch-clone): the arguments differ
     } else if constexpr (requires { base.choose(lanes, quota, input, signal); }) {
       base.choose(lanes, quota, input, signal);
     } else if constexpr (kBaseChooses) {

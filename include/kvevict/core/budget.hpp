@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <limits>
 #include <string_view>
-#include <utility>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -33,9 +32,11 @@ class Budget {
   /// InvalidArgument for a negative number.
   template <std::integral Count>
   constexpr Budget(Count count)  // NOLINT(google-explicit-constructor)
+      noexcept(std::unsigned_integral<Count>)
       : kind_(Kind::kTokens), value_(static_cast<std::uint64_t>(count)) {
-    if (std::cmp_less(count, 0)) {
-      detail::throw_invalid_field("Budget", "tokens", count, "must not be negative");
+    if constexpr (std::signed_integral<Count>) {
+      if (count < 0)
+        detail::throw_invalid_field("Budget", "tokens", count, "must not be negative");
     }
   }
   /// A share is not a number of tokens: say keep_ratio or compression_ratio.

@@ -24,8 +24,9 @@ class FunctionRef<Result(Args...)> {
   template <class F>
     requires(!std::same_as<std::remove_cvref_t<F>, FunctionRef> &&
              std::is_invocable_r_v<Result, F&, Args...>)
-  FunctionRef(F&& callable)
-  noexcept  // NOLINT(google-explicit-constructor)
+  // Implicit, as a function's argument is; the constraint keeps it from hiding copies.
+  FunctionRef(F&& callable)  // NOLINT
+  noexcept
       : object_(const_cast<void*>(static_cast<const void*>(std::addressof(callable)))),
         call_([](void* object, Args... args) -> Result {
           return (*static_cast<std::remove_reference_t<F>*>(object))(std::forward<Args>(args)...);

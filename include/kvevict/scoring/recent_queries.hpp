@@ -149,8 +149,9 @@ class RecentQueries {
     if (num_rows > 0)
       input.kernel.scale(1.0F / static_cast<float>(num_rows), mean.size(), mean.data());
   }
-  bool add_softmax(const ScoreInput& input, const Lane& lane, std::size_t first, std::size_t seen,
-                   std::span<float> row, std::span<float> sum) const {
+  [[nodiscard]] bool add_softmax(const ScoreInput& input, const Lane& lane, std::size_t first,
+                                 std::size_t seen, std::span<float> row,
+                                 std::span<float> sum) const {
     input.kernel.scale(scale_, row.size(), row.data());
     if (soft_cap_ > 0.0F)
       input.kernel.soft_cap(soft_cap_, row.size(), row.data());

@@ -142,7 +142,8 @@ struct MeanOverLayers {
 
   void apply_to_pool(const ScoreInput& input, std::span<ScoredLane> lanes) const {
     const std::size_t num_heads = input.sequence.shape().num_kv_heads;
-    const auto num_layers = static_cast<double>(lanes.size() / num_heads - first_layer);
+    const std::size_t all_layers = lanes.size() / num_heads;
+    const auto num_layers = static_cast<double>(all_layers - first_layer);
     for (std::size_t head = 0; head < num_heads; ++head) {
       // All as long as the first, unless masks of another policy were applied.
       std::size_t len = lanes[head].scores.size();
