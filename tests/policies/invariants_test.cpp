@@ -58,9 +58,7 @@ class PolicyInvariants : public testing::TestWithParam<PolicyCase> {
         const std::size_t lane = pool * num_lanes / pools + l;
         const std::size_t len = sequence.seq_len(lane);
         const std::size_t answer =
-            answer_is_extra ? len - sequence.slots_before(
-                                        lane, static_cast<std::size_t>(sequence.prompt().last))
-                            : 0;
+            answer_is_extra ? len - sequence.slots_before(lane, sequence.prompt_end()) : 0;
         quota += static_cast<double>(allocation.lane_budget(kToyShape, lane, len));
         held += len - answer;
         extra += answer;

@@ -344,16 +344,16 @@ TEST(Misuse, ACacheThatIsHandedOverTwiceCountsOnce) {
 TEST(Misuse, ShapesOfHiddenRowsAreChecked) {
   const std::vector<float> hidden = {0, 1, 3, 2, 5, 4, 1, 1};  // four rows of two
   const auto scores = [&](std::ptrdiff_t stride) {
-    EpiKVRaw policy({.budget = 16, .recent_window = 1}, kShape);
+    EpiKVRaw policy({.budget = 16, .recent_window = 1, .layers_a = {0}, .layers_b = {1}}, kShape);
     policy.append(4);
-    for (const std::size_t layer : {0U, 1U}) {
-      policy.observe_hidden(layer, {.data = hidden.data(),
-                                    .num_rows = 4,
-                                    .hidden_size = layer == 0 ? 1U : 2U,
-                                    .row_stride_bytes = stride});
-    }
-    return policy.method().scores()[3];
+    policy.observe_hidden(0, {.data = hidden.data(), .num_rows = 4, .hidden_size = 2});
+    policy.observe_hidden(
+        1, {.data = hidden.data(), .num_rows = 4, .hidden_size = 2, .row_stride_bytes = stride});
+    const auto given = policy.method().scores();
+    return std::vector<float>(given.begin(), given.end());
   };
+  EXPECT_EQ(scores(0), scores(2 * sizeof(float)));
+  EXPECT_EQ(scores(0), (std::vector<float>(4)));  // the same rows in both layers
   EXPECT_THROW(scores(sizeof(float)), InvalidArgument);
   EXPECT_THROW(scores(-8), InvalidArgument);
   EpiKVRaw policy({.budget = 16, .recent_window = 1}, kShape);
