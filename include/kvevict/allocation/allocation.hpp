@@ -31,7 +31,7 @@ enum class Competition : std::uint8_t {
 
 /// Who gets how much: the lanes of a pool share the sum of their budgets.
 struct Allocation {
-  Budget budget = 0;
+  Budget budget = Budget::tokens(0);
   Competition competition = Competition::kLane;
   std::size_t min_keep = 1;  ///< entries that each lane keeps at least where several share a pool
                              ///< or there is a threshold, protected ones counted (rule R15)

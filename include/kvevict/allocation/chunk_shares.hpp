@@ -16,8 +16,8 @@ KVEVICT_NAMESPACE_BEGIN
 
 /// How a prompt is cut in chunks that keep a share each, and what that leaves.
 struct ChunkShareOptions {
-  Budget budget = 0;          ///< with chunks, a share of each chunk's tokens
-  std::size_t chunk_len = 0;  ///< tokens; 0: no chunks, the budget is that of a lane
+  Budget budget = Budget::tokens(0);  ///< with chunks, a share of each chunk's tokens
+  std::size_t chunk_len = 0;          ///< tokens; 0: no chunks, the budget is that of a lane
   std::size_t window = 0;  ///< last tokens of the prompt, which stay whatever their chunk's share
 };
 

@@ -281,7 +281,7 @@ class Composed {
         selector_(detail::selector_of<R>(options)) {}
 
   /// What is read beside kRequiredInputs, where that is known from the options only.
-  [[nodiscard]] Inputs added_inputs() const noexcept {
+  [[nodiscard]] Inputs added_inputs() const {
     if constexpr (requires { R::added_inputs(options_); }) {
       return R::added_inputs(options_);
     } else {

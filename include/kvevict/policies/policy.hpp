@@ -207,7 +207,7 @@ class Policy {
   }
 
   /// What this policy reads: kRequiredInputs, and what its options add.
-  [[nodiscard]] Inputs required_inputs() const noexcept {
+  [[nodiscard]] Inputs required_inputs() const {
     if constexpr (requires { method_.added_inputs(); }) {
       return kRequiredInputs | method_.added_inputs();
     } else {

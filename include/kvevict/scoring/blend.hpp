@@ -53,7 +53,7 @@ struct BlendWithLeverage {
   std::size_t num_sink_tokens = 0;
   std::size_t num_last_tokens = 0;
   double blending = -1.0;  ///< below 0: the share that the budget takes away
-  Budget budget = 0;
+  Budget budget = Budget::tokens(0);
 
   void apply_to_pool(const ScoreInput& input, std::span<ScoredLane> lanes) const {
     const CacheShape& shape = input.sequence.shape();
