@@ -252,6 +252,152 @@ void passes_over_slots() {
   });
 }
 
+// The other passes, each beside its loop in Eigen.
+void more_passes() {
+  constexpr std::size_t kSlots = 32768;
+  std::vector<float>& x = keep(normal_values(kSlots, 21));
+  std::vector<float>& y = keep(normal_values(kSlots, 22));
+  std::vector<float>& z = keep(normal_values(kSlots, 23));
+  std::vector<std::uint16_t>& halves = keep_f16(x);
+  std::vector<float>& out = keep(std::vector<float>(kSlots));
+  std::vector<std::uint32_t>& keys = keep(std::vector<std::uint32_t>(kSlots));
+  // Known to nobody but at run time, so that no loop is taken for idle.
+  static volatile float one = 1.0F;
+  using Map = Eigen::Map<Eigen::ArrayXf>;
+  const auto map = [](std::vector<float>& values) { return Map(values.data(), kSlots); };
+  const auto row = [&](const std::string& name, double bytes_per_slot,
+                       const std::function<void(const kernels::KernelSet&)>& once,
+                       const std::function<void()>& naive) {
+    add("kernel/" + name, "naive", {}, naive);
+    add_for_every_isa("kernel/" + name, {.ceiling = "l2", .bytes = bytes_per_slot * kSlots}, once);
+  };
+  row(
+      "widen_f16", 6,
+      [&](const kernels::KernelSet& k) {
+        k.widen(halves.data(), ElementType::kF16, kSlots, out.data());
+      },
+      [&] {
+        for (std::size_t i = 0; i < kSlots; ++i)
+          out[i] = kernels::from_f16(halves[i]);
+      });
+  row(
+      "squared_distance", 8,
+      [&](const kernels::KernelSet& k) {
+        benchmark::DoNotOptimize(k.squared_distance(x.data(), y.data(), kSlots));
+      },
+      [&] { benchmark::DoNotOptimize((map(x) - map(y)).cast<double>().square().sum()); });
+  row(
+      "sum", 4,
+      [&](const kernels::KernelSet& k) { benchmark::DoNotOptimize(k.sum(x.data(), kSlots)); },
+      [&] { benchmark::DoNotOptimize(map(x).cast<double>().sum()); });
+  row(
+      "max_value", 4,
+      [&](const kernels::KernelSet& k) { benchmark::DoNotOptimize(k.max_value(x.data(), kSlots)); },
+      [&] { benchmark::DoNotOptimize(map(x).maxCoeff()); });
+  row(
+      "scale", 8, [&](const kernels::KernelSet& k) { k.scale(float{one}, kSlots, out.data()); },
+      [&] { map(out) *= float{one}; });
+  row(
+      "scale_logits", 8,
+      [&](const kernels::KernelSet& k) {
+        float largest = 0.0F;
+        benchmark::DoNotOptimize(k.scale_logits(float{one}, kSlots, x.data(), largest));
+        benchmark::DoNotOptimize(largest);
+      },
+      [&] {
+        map(x) *= float{one};
+        benchmark::DoNotOptimize(map(x).maxCoeff());
+        benchmark::DoNotOptimize(map(x).isFinite().count());
+      });
+  row(
+      "standardise", 8,
+      [&](const kernels::KernelSet& k) { k.standardise(one - 1.0, one, kSlots, x.data()); },
+      [&] { map(x) = ((map(x).cast<double>() - (one - 1.0)) * double{one}).cast<float>(); });
+  row(
+      "take_ranges", 20,
+      [&](const kernels::KernelSet& k) { k.take_ranges(x.data(), kSlots, y.data(), z.data()); },
+      [&] {
+        map(y) = map(y).min(map(x));
+        map(z) = map(z).max(map(x));
+      });
+  row(
+      "scale_channels", 16,
+      [&](const kernels::KernelSet& k) {
+        std::memcpy(out.data(), x.data(), 4 * kSlots);
+        k.scale_channels(y.data(), z.data(), kSlots, out.data());
+      },
+      [&] {
+        map(out) = (map(x) - map(y)) / map(z);
+        map(out) = map(out).isFinite().select(map(out), 0.0F);
+      });
+  row(
+      "soft_cap", 8, [&](const kernels::KernelSet& k) { k.soft_cap(30.0F, kSlots, x.data()); },
+      [&] { map(x) = 30.0F * (map(x) / 30.0F).tanh(); });
+  row(
+      "add_squared", 12,
+      [&](const kernels::KernelSet& k) { k.add_squared(0.25F, x.data(), kSlots, out.data()); },
+      [&] { map(out) += (0.25F * map(x)).square(); });
+  row(
+      "add_product", 16,
+      [&](const kernels::KernelSet& k) {
+        k.add_product(0.25F, x.data(), y.data(), kSlots, out.data());
+      },
+      [&] { map(out) += 0.25F * map(x) * map(y); });
+  row(
+      "take_max", 12,
+      [&](const kernels::KernelSet& k) { k.take_max(0.25F, x.data(), kSlots, out.data()); },
+      [&] { map(out) = map(out).max(0.25F * map(x)); });
+  row(
+      "order_keys", 8,
+      [&](const kernels::KernelSet& k) { k.order_keys(x.data(), kSlots, keys.data()); },
+      [&] {
+        for (std::size_t i = 0; i < kSlots; ++i)
+          keys[i] = kernels::order_key(x[i]);
+      });
+  row(
+      "lowest_key", 4,
+      [&](const kernels::KernelSet& k) {
+        benchmark::DoNotOptimize(k.lowest_key(x.data(), kSlots));
+      },
+      [&] {
+        std::uint32_t lowest = ~0U;
+        for (const float value : x)
+          lowest = std::min(lowest, kernels::order_key(value));
+        benchmark::DoNotOptimize(lowest);
+      });
+  row(
+      "compare_keys", 4,
+      [&](const kernels::KernelSet& k) {
+        for (std::size_t i = 0; i < kSlots; i += 64)
+          benchmark::DoNotOptimize(k.compare_keys(x.data() + i, 64, 1U << 31, 3U << 30));
+      },
+      [&] {
+        for (std::size_t i = 0; i < kSlots; i += 64) {
+          std::uint64_t above = 0;
+          std::uint64_t inside = 0;
+          for (std::size_t b = 0; b < 64; ++b) {
+            const std::uint32_t key = kernels::order_key(x[i + b]);
+            above |= std::uint64_t{key > 3U << 30} << b;
+            inside |= std::uint64_t{key >= 1U << 31 && key <= 3U << 30} << b;
+          }
+          benchmark::DoNotOptimize(above);
+          benchmark::DoNotOptimize(inside);
+        }
+      });
+  row(
+      "band_lengths", 6,
+      [&](const kernels::KernelSet& k) {
+        k.band_lengths(block(x.data(), kSlots / kDim, ElementType::kF32), false, out.data());
+      },
+      [&] {
+        const ConstMap rows(x.data(), kSlots / kDim, kDim);
+        Eigen::Map<RowMatrix>(out.data(), kSlots / kDim, kDim / 2) =
+            (rows.leftCols(kDim / 2).array().square() + rows.rightCols(kDim / 2).array().square())
+                .sqrt()
+                .matrix();
+      });
+}
+
 // A tenth of all scores of the model stays.
 void global_top_k() {
   constexpr std::size_t kScores = 1 << 22;
@@ -331,6 +477,7 @@ const bool kRegistered = [] {
   window_columns();
   rows_in_memory();
   passes_over_slots();
+  more_passes();
   global_top_k();
   compaction();
   return true;

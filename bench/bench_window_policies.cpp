@@ -23,6 +23,7 @@ namespace {
 using kvevict::LaProx;
 using kvevict::OutputProjection;
 using kvevict::SnapKV;
+using kvevict_bench::best_slots;
 using kvevict_bench::Work;
 
 using RowMatrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
@@ -85,19 +86,6 @@ Eigen::VectorXf pooled(const Eigen::VectorXf& x, Index kernel_size) {
     out[i] = x.segment(first, last - first).sum() / static_cast<float>(kernel_size);
   }
   return out;
-}
-
-/// Slots of the `count` largest scores.
-std::vector<std::size_t> best_slots(const Eigen::VectorXf& scores, std::size_t count) {
-  std::vector<std::size_t> slots(static_cast<std::size_t>(scores.size()));
-  for (std::size_t i = 0; i < slots.size(); ++i)
-    slots[i] = i;
-  std::nth_element(slots.begin(), slots.begin() + static_cast<std::ptrdiff_t>(count), slots.end(),
-                   [&](std::size_t a, std::size_t b) {
-                     return scores[static_cast<Index>(a)] > scores[static_cast<Index>(b)];
-                   });
-  slots.resize(count);
-  return slots;
 }
 
 template <class P>

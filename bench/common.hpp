@@ -5,9 +5,12 @@
 
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <functional>
+#include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -92,6 +95,18 @@ inline void add_for_every_isa(const std::string& name, const Work& work,
   for (float& x : values)
     x = normal(random);
   return values;
+}
+
+/// Slots of the `count` largest scores, a vector of floats; unordered. What a naive form keeps.
+template <class Scores>
+[[nodiscard]] std::vector<std::size_t> best_slots(const Scores& all, std::size_t count) {
+  const std::span<const float> scores(all.data(), static_cast<std::size_t>(all.size()));
+  std::vector<std::size_t> slots(scores.size());
+  std::iota(slots.begin(), slots.end(), std::size_t{0});
+  std::nth_element(slots.begin(), slots.begin() + static_cast<std::ptrdiff_t>(count), slots.end(),
+                   [&](std::size_t a, std::size_t b) { return scores[a] > scores[b]; });
+  slots.resize(count);
+  return slots;
 }
 
 }  // namespace kvevict_bench

@@ -167,6 +167,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/row_counts.hpp
     include/kvevict/scoring/row_entropy.hpp
     include/kvevict/scoring/row_sums.hpp
+    include/kvevict/scoring/running_softmax.hpp
     include/kvevict/scoring/score_input.hpp
     include/kvevict/scoring/sharpened_row.hpp
     include/kvevict/scoring/spoiling_sum.hpp

@@ -1,5 +1,6 @@
 // Generates without end in a cache of fixed size: the loop that an engine writes around a policy
-// that cuts while decoding. Swap StreamingLLM for any other one; the loop asks what it wants.
+// that cuts while decoding. StreamingLLM looks at nothing and keeps one set for all heads; the loop
+// says where it would ask other policies what they want.
 #include "kvevict/kvevict.hpp"
 
 #include <cstdio>
@@ -51,7 +52,7 @@ int main() {
     if (policy.should_evict()) {
       const kvevict::KeepMask& keep = policy.select(engine.view());
       kvevict::compact(engine.view(), keep);
-      engine.seq_len = keep.count(0, 0);
+      engine.seq_len = keep.count(0, 0);  // of every layer and head; they may differ for others
       policy.apply(keep);
     }
   }

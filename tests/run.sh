@@ -9,6 +9,7 @@
 #   --tidy       clang-tidy over every header of the library
 #   --no-simd    scalar kernels only
 #   --neon       cross-compile the kernels for AArch64 and run them under qemu
+#   --only NAMES build and run the tests of some folders alone: --only "core policies"
 #   --model      fetch SmolLM2-135M and test with it too (once there, it always takes part)
 #   --jobs N     parallel jobs (default: all processors)
 #   --help       this text
@@ -20,6 +21,7 @@ root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 . "$root/cmake/setup.sh"
 
 variant=
+only=
 wants_model=
 while [ $# -gt 0 ]; do
   case $1 in
@@ -29,6 +31,11 @@ while [ $# -gt 0 ]; do
       ;;
     --sanitize | --clang | --headers | --tidy | --no-simd | --neon) variant=${1#--} ;;
     --model) wants_model=yes ;;
+    --only)
+      [ $# -gt 1 ] || fail "--only needs names of folders in tests/"
+      only=$2
+      shift
+      ;;
     --jobs)
       [ $# -gt 1 ] || fail "--jobs needs a number"
       jobs=$2
@@ -107,6 +114,17 @@ case $variant in
     selection='-R ^kernels[.]'
     ;;
 esac
+
+if [ -n "$only" ]; then
+  target=
+  selection=
+  for folder in $only; do
+    ls "$root/tests/$folder"/*_test.cpp >/dev/null 2>&1 || fail "tests/$folder has no tests"
+    target="$target ${folder}_test"
+    selection="$selection|$folder"
+  done
+  selection="-R ^(${selection#|})[.]"
+fi
 
 # shellcheck disable=SC2086  # lists of words
 configure "$directory" $options

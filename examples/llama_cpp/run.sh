@@ -66,8 +66,15 @@ build_llama() {
     tar xzf "$work/$sdist_name" -C "$work/source" --strip-components=1
   fi
   say "building llama.cpp in build/llama.cpp/ (minutes, once)"
+  # A directory that was configured keeps its generator; of a failed attempt nothing is kept.
+  generator=
+  if [ ! -e "$work/build/build.ninja" ] && [ ! -e "$work/build/Makefile" ]; then
+    rm -rf "$work/build"
+    if have ninja; then generator='-G Ninja'; fi
+  fi
   {
-    cmake -S "$source" -B "$work/build" -DCMAKE_BUILD_TYPE=Release \
+    # shellcheck disable=SC2086  # two words or none
+    cmake $generator -S "$source" -B "$work/build" -DCMAKE_BUILD_TYPE=Release \
       -DCMAKE_INSTALL_PREFIX="$prefix" -DCMAKE_INSTALL_LIBDIR=lib -DBUILD_SHARED_LIBS=OFF \
       -DGGML_OPENMP=OFF -DGGML_LLAMAFILE=OFF -DGGML_CCACHE=OFF -DLLAMA_OPENSSL=OFF \
       -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF \

@@ -282,17 +282,23 @@ struct Lineup {
       {"$block", block},
       {"$segment", std::clamp<std::size_t>(budget / 4, 1, 128)},
   };
+  std::vector<std::string> chosen;  // key=value, one for each key
+  for (const std::string_view list :
+       {detail::entry_of(policy).options, detail::options_in(policy), std::string_view(fixed)}) {
+    for (const std::string& option : detail::split_list(list)) {
+      if (option.empty())
+        continue;
+      const std::string_view key = std::string_view(option).substr(0, option.find('=') + 1);
+      std::erase_if(chosen, [&](const std::string& other) { return other.starts_with(key); });
+      const std::size_t value = std::min(option.find('$'), option.size());
+      chosen.push_back(option.substr(0, value));
+      if (value < option.size())
+        chosen.back() += std::to_string(words.at(std::string_view(option).substr(value)));
+    }
+  }
   std::string options;
-  for (const std::string& option : detail::split_list(detail::entry_of(policy).options)) {
-    const std::size_t value = std::min(option.find('$'), option.size());
-    options.append(options.empty() ? "" : ",").append(option, 0, value);
-    if (value < option.size())
-      options += std::to_string(words.at(std::string_view(option).substr(value)));
-  }
-  for (const std::string_view more : {detail::options_in(policy), std::string_view(fixed)}) {
-    if (!more.empty())
-      options.append(options.empty() ? "" : ",").append(more);
-  }
+  for (const std::string& option : chosen)
+    options.append(options.empty() ? "" : ",").append(option);
   return options;
 }
 

@@ -84,6 +84,19 @@ struct Additions {
   AddedStages stages;
   std::optional<Competition> competition;
   std::variant<std::monostate, HeadFloors, WholeChunks> selector;
+
+  /// Takes over what one part adds; false where an earlier one has decided the same.
+  [[nodiscard]] bool take(Additions part) {
+    if ((competition && part.competition) || (selector.index() != 0 && part.selector.index() != 0))
+      return false;
+    for (auto& stage : part.stages.stages)
+      stages.stages.push_back(std::move(stage));
+    if (part.competition)
+      competition = part.competition;
+    if (part.selector.index() != 0)
+      selector = std::move(part.selector);
+    return true;
+  }
 };
 
 /// A recipe's selection, or the one that a text puts in its place.
@@ -356,7 +369,10 @@ std::string add_part(PartList<Parts...> /*parts*/, const TextItem& item, const P
       return;
     typename Part::Options options;
     read_options<Part>(item.options, options, item.where(Part::kName));
-    Part::add(options, context, additions);
+    Additions added;
+    Part::add(options, context, added);
+    if (!additions.take(std::move(added)))
+      throw_invalid_argument(item.where(Part::kName), "a part before it has decided the same");
     const std::string changed = write_options<Part>(options);
     written = Part::kName;
     if (!changed.empty())

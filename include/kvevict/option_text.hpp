@@ -164,13 +164,15 @@ template <class Method>
 }
 
 /// Sets the options of `Method` that `text` names: key=value, separated by commas. Throws
-/// InvalidArgument, naming `where`, for a key that does not exist (listing those that do) or a
-/// value that cannot be read (saying what is expected).
+/// InvalidArgument, naming `where`, for a key that does not exist (listing those that do) or comes
+/// twice, and for a value that cannot be read (saying what is expected).
 template <class Method>
 void read_options(std::string_view text, typename Method::Options& options,
                   std::string_view where = Method::kName) {
-  while (!text.empty()) {
+  std::vector<std::string> seen;
+  for (bool more = !without_spaces(text).empty(); more;) {
     const std::size_t comma = text.find(',');
+    more = comma != std::string_view::npos;
     const std::string_view pair = text.substr(0, comma);
     text = comma == std::string_view::npos ? std::string_view() : text.substr(comma + 1);
     const std::size_t equals = pair.find('=');
@@ -178,6 +180,9 @@ void read_options(std::string_view text, typename Method::Options& options,
     const std::string_view value = equals == std::string_view::npos
                                        ? std::string_view()
                                        : without_spaces(pair.substr(equals + 1));
+    if (std::find(seen.begin(), seen.end(), key) != seen.end())
+      throw_invalid_argument(where, std::string("option '").append(key).append("' comes twice"));
+    seen.push_back(key);
     bool found = false;
     std::string valid;
     const auto visit = [&](std::string_view name, auto& field) {

@@ -113,6 +113,19 @@ TEST(CompositionText, ErrorsPointAtTheColumnAndListWhatFits) {
   EXPECT_EQ(error_of("epikv + caote"), "EpiKV: takes no parts, column 9");
 }
 
+// One of them would have no effect.
+TEST(CompositionText, PartsThatDecideTheSameAreRefused) {
+  const std::string why = ": a part before it has decided the same";
+  EXPECT_EQ(error_of("knorm + model + layer"), "layer, column 17" + why);
+  EXPECT_EQ(error_of("knorm + model + ada"), "ada, column 17" + why);
+  EXPECT_EQ(error_of("snapkv + ada + ada"), "ada, column 16" + why);
+  EXPECT_EQ(error_of("knorm + chunks + ada"), "ada, column 18" + why);
+  EXPECT_EQ(error_of("knorm + chunks + layer"), "");
+  EXPECT_EQ(error_of("knorm(budget=64,recent_window=1,budget=65)"),
+            "Knorm, column 1: option 'budget' comes twice");
+  EXPECT_NE(error_of("knorm(budget=64,)").find("no option ''"), std::string::npos);
+}
+
 // What a part reads is asked for where the policy is made, and checked in every view (R20).
 TEST(CompositionText, PartsSayWhatTheyRead) {
   EXPECT_EQ(make("knorm").required_inputs(), Inputs::kKeys);

@@ -195,6 +195,10 @@ TEST(Reference, PromptsAreTouchedUnlessTheyAreProtectedWhole) {
 TEST(Reference, RollbackIsLimitedByWhatIsRemembered) {
   EXPECT_EQ(EpiKV({.max_rollback = 5}, kShape).max_rollback(), 5U);
   EXPECT_EQ(H2O({}, kShape).max_rollback(), std::numeric_limits<std::size_t>::max());
+  // The newest queries or rows are remembered; drafts push out older ones.
+  EXPECT_EQ(VaSE({}, kShape).max_rollback(), 0U);
+  EXPECT_EQ(RKV({}, kShape).max_rollback(), 0U);
+  EXPECT_EQ(AhaKV({}, kShape).max_rollback(), 0U);
 }
 
 TEST(Reference, AnyPolicyPassesItOn) {

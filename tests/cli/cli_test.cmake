@@ -141,7 +141,7 @@ elseif(CASE STREQUAL "ErrorsAreOneLine")
   fails("${WORK}/none.txt: cannot be read" perplexity ${WORK}/none.txt --model ${MODEL})
   fails("budget '0': expected tokens" ${generate} --policy snapkv --budget 0)
   fails("budget '0%': expected tokens" ${generate} --policy snapkv --budget 0%)
-  fails("SnapKV: budget = 16 must cover" ${generate} --policy snapkv --budget 16 --options
+  fails("SnapKV: budget = 16 must be at least 32" ${generate} --policy snapkv --budget 16 --options
         observation_window=32)
   fails("make_policy: no policy 'klingon'. known: FullKV, .*StreamingLLM, .*SnapKV" ${generate}
         --policy klingon)

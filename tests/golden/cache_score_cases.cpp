@@ -41,11 +41,12 @@ void run_cur(const GoldenCase& golden, GoldenReport& report) {
       {"kv_product", kvevict::CurLeverage::kProduct}};
   compare_ratios(golden, report, prompt, [&](std::size_t budget) {
     const bool local = golden.count("use_local_approximation") != 0;
+    const std::size_t window = golden.count("local_window_size");
     return kvevict::CurDKV({.budget = budget,
                             .num_sink_tokens = golden.count("num_sinks"),
                             .only_at_prefill_end = true,
                             .leverage = leverages.at(golden.text("leverage_type")),
-                            .block_len = local ? golden.count("local_window_size") : 0},
+                            .block_len = local ? window : 0},
                            prompt.shape);
   });
 }

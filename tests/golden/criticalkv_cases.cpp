@@ -111,6 +111,10 @@ void compare_stages(const GoldenCase& golden, GoldenReport& report, const Window
     for (const std::string& ratio : ratios_of(golden)) {
       const std::size_t budget = golden.count("n_kept." + ratio);
       const std::size_t first = golden.count("n_stage1." + ratio);
+      const double share = (1.0 - golden.real("ratio." + ratio)) * static_cast<double>(prompt.len) *
+                           golden.real("first_stage_ratio");
+      report.is_true("n_stage1." + ratio,
+                     first == std::max<std::size_t>(1, static_cast<std::size_t>(share)));
       // kvpress takes the share of the budget before it is rounded: half an entry more than the
       // share of whole entries gives the same number.
       auto policy = make(budget, (static_cast<double>(first) + 0.5) / static_cast<double>(budget));

@@ -199,17 +199,17 @@ void run_kvcompose(const GoldenCase& golden, GoldenReport& report) {
     return policy;
   };
   const bool add_mean = golden.count("add_mean_across_heads") != 0;
+  const auto head_reduce = reduce_of("agg_head") == kvevict::GroupReduce::kMax
+                               ? kvevict::RankReduce::kMax
+                               : kvevict::RankReduce::kMean;
   const std::size_t min_keep = golden.count("keep_token_lower_bound");
   const auto structured = [&](kvevict::Budget budget) {
-    return feed(
-        kvevict::KVCompose({.budget = budget,
-                            .add_mean_across_heads = add_mean,
-                            .head_reduce = reduce_of("agg_head") == kvevict::GroupReduce::kMax
-                                               ? kvevict::RankReduce::kMax
-                                               : kvevict::RankReduce::kMean,
-                            .min_keep = min_keep,
-                            .official_rounding = true},
-                           shape));
+    return feed(kvevict::KVCompose({.budget = budget,
+                                    .add_mean_across_heads = add_mean,
+                                    .head_reduce = head_reduce,
+                                    .min_keep = min_keep,
+                                    .official_rounding = true},
+                                   shape));
   };
   const auto unstructured = [&](kvevict::Budget budget) {
     return feed(kvevict::KVComposeUnstructured(

@@ -43,20 +43,6 @@ double projected_norm(const std::vector<float>& factor, const std::vector<float>
   return static_cast<double>(out);
 }
 
-// More than a vector register holds, and a rest.
-TEST(SquareRoots, OfEachValue) {
-  std::vector<float> values(19, 2.25F);
-  values[0] = 0.0F;
-  values[17] = std::numeric_limits<float>::infinity();
-  values[18] = 16.0F;
-  kernels::square_roots(values.data(), values.size());
-  EXPECT_EQ(values[0], 0.0F);
-  EXPECT_EQ(values[1], 1.5F);
-  EXPECT_EQ(values[16], 1.5F);
-  EXPECT_EQ(values[17], std::numeric_limits<float>::infinity());
-  EXPECT_EQ(values[18], 4.0F);
-}
-
 TEST(GramCholesky, NormThroughTheFactorIsTheNormOfTheProduct) {
   for (const std::size_t dim : {1U, 2U, 7U, 64U, 80U, 128U}) {
     for (const std::size_t hidden_size : {1U, 5U, 64U, 300U}) {

@@ -227,6 +227,43 @@ TEST_P(Kernels, WidenIsExactAndWritesNothingBehind) {
   }
 }
 
+// Every 16-bit pattern, subnormals among them, is the float that it stands for.
+TEST_P(Kernels, WidenIsExactForEveryHalf) {
+  std::vector<std::uint16_t> halves(1U << 16);
+  for (std::size_t i = 0; i < halves.size(); ++i)
+    halves[i] = static_cast<std::uint16_t>(i);
+  std::vector<float> wide(halves.size());
+  for (const ElementType type : {ElementType::kF16, ElementType::kBF16}) {
+    set().widen(halves.data(), type, halves.size(), wide.data());
+    for (std::size_t i = 0; i < halves.size(); ++i) {
+      const float expected =
+          type == ElementType::kF16 ? kernels::from_f16(halves[i]) : kernels::from_bf16(halves[i]);
+      if (std::isnan(expected)) {
+        EXPECT_TRUE(std::isnan(wide[i])) << i;
+      } else {
+        EXPECT_EQ(wide[i], expected) << i;
+      }
+    }
+  }
+}
+
+// The largest f16 subnormal, and bf16 ones near the smallest normal float, are not taken for zero.
+TEST_P(Kernels, SubnormalHalvesCount) {
+  const std::vector<std::uint16_t> f16(37, 0x03FF);
+  const std::vector<std::uint16_t> bf16(37, 0x0180);  // 2^-124
+  const std::vector<float> ones(3 * 37, 1.0F);
+  for (const bool is_f16 : {true, false}) {
+    const auto type = is_f16 ? ElementType::kF16 : ElementType::kBF16;
+    const double value = is_f16 ? 1023 * std::ldexp(1.0, -24) : std::ldexp(1.0, -124);
+    const RowBlock row{is_f16 ? f16.data() : bf16.data(), 0, 9, 37, type};
+    std::vector<float> out(3 * 9);
+    set().row_norms(row, out.data());
+    EXPECT_NEAR(static_cast<double>(out[8]), value * std::sqrt(37.0), 1e-6 * value * 7);
+    set().row_dots(ones.data(), 3, 37, row, out.data(), 9);
+    EXPECT_NEAR(static_cast<double>(out[26]), value * 37, 1e-6 * value * 37);
+  }
+}
+
 TEST_P(Kernels, RowNormsAndVariancesMatchDouble) {
   for (const ElementType type : kTypes) {
     for (const std::size_t dim : kDims) {
@@ -255,6 +292,30 @@ TEST_P(Kernels, RowNormsAndVariancesMatchDouble) {
         }
         EXPECT_EQ(norms[5], kGuard);
         EXPECT_EQ(variances[5], kGuard);
+      }
+    }
+  }
+}
+
+TEST_P(Kernels, BandLengthsMatchDoubleInBothPairings) {
+  for (const ElementType type : kTypes) {
+    for (const std::size_t dim : {2U, 6U, 14U, 16U, 18U, 32U, 34U, 64U, 96U, 128U, 130U, 256U}) {
+      const StoredRows rows(5, dim, type, Values::kHeavyTail, 29);
+      for (const bool interleaved : {false, true}) {
+        std::vector<float> lengths(5 * dim / 2 + 1, kGuard);
+        set().band_lengths(rows.block, interleaved, lengths.data());
+        for (std::size_t r = 0; r < 5; ++r) {
+          for (std::size_t band = 0; band < dim / 2; ++band) {
+            const std::size_t x = interleaved ? 2 * band : band;
+            const std::size_t y = interleaved ? 2 * band + 1 : dim / 2 + band;
+            const double expected = std::hypot(static_cast<double>(rows.values[r][x]),
+                                               static_cast<double>(rows.values[r][y]));
+            EXPECT_NEAR(static_cast<double>(lengths[r * dim / 2 + band]), expected,
+                        2 * kEpsilon * expected + 1e-30)
+                << dim << ' ' << band;
+          }
+        }
+        EXPECT_EQ(lengths[5 * dim / 2], kGuard);
       }
     }
   }
@@ -487,6 +548,91 @@ TEST_P(Kernels, ScaleAndSoftCapMatchTheirFormulas) {
   }
 }
 
+TEST_P(Kernels, SoftCapOfNanIsNanAndOfInfinityTheCap) {
+  for (const std::size_t n : {5U, 37U}) {
+    std::vector<float> x(n, 1e6F);
+    x[1] = kNan;
+    x[2] = kInf;
+    x[3] = -kInf;
+    x[4] = -0.0F;
+    set().soft_cap(30.0F, n, x.data());
+    EXPECT_TRUE(std::isnan(x[1]));
+    EXPECT_EQ(x[0], 30.0F);
+    EXPECT_EQ(x[2], 30.0F);
+    EXPECT_EQ(x[3], -30.0F);
+    EXPECT_EQ(x[4], 0.0F);
+    EXPECT_EQ(x[n - 1], n == 5 ? 0.0F : 30.0F);
+  }
+}
+
+TEST_P(Kernels, StandardiseIsExactInDouble) {
+  for (const std::size_t n : lengths()) {
+    const auto values = make(n, Values::kHeavyTail, 79);
+    Placed x(values, 4);
+    set().standardise(1e6 + 1.0 / 3, 0.7, n, x.data());
+    for (std::size_t i = 0; i < n; ++i) {
+      EXPECT_EQ(x.values()[i],
+                static_cast<float>((static_cast<double>(values[i]) - (1e6 + 1.0 / 3)) * 0.7));
+    }
+    EXPECT_TRUE(x.guards_untouched());
+  }
+}
+
+TEST_P(Kernels, RangesPassOverNanAndScalingGivesZeroWhereNothingIsLeft) {
+  for (const std::size_t n : lengths()) {
+    std::vector<float> x = make(n, Values::kHeavyTail, 67);
+    for (std::size_t i = 1; i < n; i += 5)
+      x[i] = i % 2 == 0 ? kNan : i % 3 == 0 ? kInf : -kInf;
+    const std::vector<float> y = make(n, Values::kUniform, 71);
+    Placed low(y, 4);
+    Placed high(y, 4);
+    set().take_ranges(x.data(), n, low.data(), high.data());
+    for (std::size_t i = 0; i < n; ++i) {
+      EXPECT_EQ(low.values()[i], std::isnan(x[i]) ? y[i] : std::min(x[i], y[i]));
+      EXPECT_EQ(high.values()[i], std::isnan(x[i]) ? y[i] : std::max(x[i], y[i]));
+    }
+    EXPECT_TRUE(low.guards_untouched());
+    EXPECT_TRUE(high.guards_untouched());
+    std::vector<float> divisors = make(n, Values::kHeavyTail, 73);
+    for (std::size_t i = 0; i < n; i += 4)
+      divisors[i] = i % 8 == 0 ? kInf : 0.0F;
+    Placed scaled(x, 4);
+    set().scale_channels(y.data(), divisors.data(), n, scaled.data());
+    for (std::size_t i = 0; i < n; ++i) {
+      const float quotient = (x[i] - y[i]) / divisors[i];
+      EXPECT_EQ(scaled.values()[i], std::isfinite(quotient) ? quotient : 0.0F);
+    }
+    EXPECT_TRUE(scaled.guards_untouched());
+  }
+}
+
+// Rule R4: NaN and +infinity are counted, -infinity is a slot that holds no token.
+TEST_P(Kernels, ScaleLogitsFindsTheLargestAndCountsWhatIsNotFinite) {
+  for (const std::size_t n : lengths()) {
+    const auto values = make(n, Values::kHeavyTail, 59);
+    Placed x(values, 4);
+    float largest = 0.0F;
+    EXPECT_EQ(set().scale_logits(0.3F, n, x.data(), largest), 0U);
+    float expected = -kInf;
+    for (std::size_t i = 0; i < n; ++i) {
+      EXPECT_EQ(x.values()[i], 0.3F * values[i]);
+      expected = std::max(expected, 0.3F * values[i]);
+    }
+    EXPECT_EQ(largest, expected);
+    EXPECT_TRUE(x.guards_untouched());
+    for (std::size_t place = 0; place < n; place += 3) {
+      std::vector<float> marked(n, -1.0F);
+      marked[place] = kNan;
+      marked[n - 1 - place] = place % 2 == 0 ? -kInf : kInf;
+      const bool one_place = place == n - 1 - place;
+      const std::size_t wrong = (one_place ? 0U : 1U) + (place % 2 == 0 ? 0U : 1U);
+      EXPECT_EQ(set().scale_logits(2.0F, n, marked.data(), largest), wrong) << n << ' ' << place;
+      const bool others = n > (one_place ? 1U : 2U);
+      EXPECT_EQ(largest, place % 2 == 1 ? kInf : others ? -2.0F : -kInf) << n << ' ' << place;
+    }
+  }
+}
+
 // Rule R19: a sample that is not finite changes nothing and is counted.
 TEST_P(Kernels, AccumulatorsEqualScalarAndSkipWhatIsNotFinite) {
   const KernelSet& scalar = kernels::get(Isa::kScalar);
@@ -580,6 +726,39 @@ TEST_P(Kernels, EmaFlushesSubnormalsToZero) {
     set().ema(0.5F, zero.data(), 40, state.data());
   for (const float value : state)
     EXPECT_EQ(value, 0.0F);
+}
+
+// Keys are integers, so every instruction set gives the same ones: also of zeros of both signs,
+// infinities, NaN of both signs and subnormals.
+TEST_P(Kernels, OrderKeysAndTheirComparisonsAreTheScalarOnes) {
+  for (const std::size_t n : lengths()) {
+    std::vector<float> x = make(n, Values::kHeavyTail, 61);
+    const float special[] = {0.0F, -0.0F, kInf, -kInf, kNan, -kNan, 1e-42F, -1e-42F, 1.0F, 1.0F};
+    for (std::size_t i = 0; i < n; i += 3)
+      x[i] = special[i / 3 % 10];
+    std::vector<std::uint32_t> keys(n + 1, 7);
+    set().order_keys(x.data(), n, keys.data());
+    std::uint32_t lowest = std::numeric_limits<std::uint32_t>::max();
+    for (std::size_t i = 0; i < n; ++i) {
+      EXPECT_EQ(keys[i], kernels::order_key(x[i])) << x[i];
+      lowest = std::min(lowest, keys[i]);
+    }
+    EXPECT_EQ(keys[n], 7U);
+    EXPECT_EQ(set().lowest_key(x.data(), n), lowest);
+    const std::size_t count = std::min<std::size_t>(n, 64);
+    for (const float from : {-kInf, -0.5F, 0.0F, 1.0F}) {
+      for (const float to : {0.0F, 1.0F, kInf}) {
+        const std::uint32_t low = kernels::order_key(from);
+        const std::uint32_t high = kernels::order_key(to);
+        const kernels::KeyBits bits = set().compare_keys(x.data(), count, low, high);
+        for (std::size_t i = 0; i < 64; ++i) {
+          const bool there = i < count;
+          EXPECT_EQ(bits.above >> i & 1, there && keys[i] > high ? 1U : 0U);
+          EXPECT_EQ(bits.inside >> i & 1, there && keys[i] >= low && keys[i] <= high ? 1U : 0U);
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

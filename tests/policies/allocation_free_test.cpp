@@ -1,10 +1,16 @@
 // Policies allocate only while the cache grows: counted by a global operator new that counts on
 // this thread, and only while a library call runs.
+#include "kvevict/any_policy.hpp"
+#include "kvevict/core/plan.hpp"
+#include "kvevict/policies/key_geometry.hpp"
+#include "kvevict/selection/projection.hpp"
+#include "kvevict/views/compact.hpp"
 #include "support/policy_cases.hpp"
 
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <map>
 #include <new>
@@ -12,6 +18,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 namespace {
 
@@ -157,7 +164,9 @@ class AllocationFree : public testing::TestWithParam<std::tuple<PolicyCase, Rows
   TestEngine<CountingPolicy> make_engine() {
     const auto& [policy, rows_from] = GetParam();
     return {CountingPolicy(policy.make(workload(policy).budget), counts),
-            layouts::nhd(kToyShape, 200, kvevict::ElementType::kF32),
+            rows_from == RowsFrom::kEngine
+                ? layouts::nhd(kToyShape, 200, kvevict::ElementType::kF32)
+                : layouts::paged(kToyShape, 200, kvevict::ElementType::kF16, 8, true, false),
             {},
             rows_from};
   }
@@ -204,6 +213,50 @@ TEST_P(AllocationFree, ACacheThatNoLongerGrowsTakesNone) {
   run(engine);
   counts.clear();
   engine.decode(100);
+  EXPECT_EQ(counts, Counts{});
+}
+
+// What is around a policy: AnyPolicy, a projection, compaction, plans of a mask.
+TEST(AllocationFreeAround, ProjectionCompactionAndPlansTakeNone) {
+  Counts counts;
+  TestEngine<kvevict::AnyPolicy> engine(
+      kvevict::AnyPolicy(kvevict::Knorm({.budget = 24}, kToyShape)),
+      layouts::paged(kToyShape, 200, kvevict::ElementType::kF16, 8, true, false));
+  kvevict::Projection projection({.scope = kvevict::MaskScope::kLayer}, kToyShape);
+  LayoutCache copy = layouts::paged(kToyShape, 200, kvevict::ElementType::kF16, 8, true, false);
+  std::vector<std::uint32_t> pages(200 / 8);
+  std::vector<std::int32_t> slots(200);
+  std::size_t seen = 0;
+  const auto steps = [&](std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) {
+      engine.feed(1);
+      if (!engine.policy.should_evict())
+        continue;
+      for (std::size_t layer = 0; layer < kToyShape.num_layers; ++layer) {
+        for (std::size_t head = 0; head < kToyShape.num_kv_heads; ++head)
+          copy.length(layer, head) = engine.cache.length(layer, head);
+      }
+      const kvevict::KeepMask* mask = nullptr;
+      {
+        const Counting counting(counts, "select, compact, plans");
+        mask = &engine.policy.select(engine.cache.view(), projection);
+        kvevict::compact(copy.view(), *mask);
+        const auto see = [&](std::size_t, std::size_t, std::size_t) { ++seen; };
+        kvevict::for_each_move(*mask, 0, 0, see);
+        mask->for_each_evicted_run(0, 0, [&](std::size_t, std::size_t) { ++seen; });
+        seen += kvevict::kept_pages(*mask, 0, 0, 8, pages);
+        mask->slot_map(0, 0, slots);
+      }
+      engine.evict(*mask);
+    }
+  };
+  engine.prompt(40);
+  steps(20);
+  EXPECT_GT(seen, 0U);
+  counts.clear();
+  seen = 0;
+  steps(20);
+  EXPECT_GE(seen, 20U);
   EXPECT_EQ(counts, Counts{});
 }
 

@@ -510,6 +510,28 @@ TEST(EpiKV, SecondPromptIsKeptAndNotScored) {
   EXPECT_EQ(policy.method().scores().size(), 6U);
 }
 
+// Of the newest two one is the second prompt's: of what was decoded before it the best stays, not
+// the newest.
+TEST(EpiKV, ASecondPromptTakesUpTheRecentWindow) {
+  EpiKVRaw policy(options_of<EpiKVRaw>(7, 2), kShape);
+  EpiKVCache cache(kShape, 16);
+  const auto append = [&](std::size_t count) {
+    policy.append(count);
+    cache.append(count);
+  };
+  policy.begin(2);
+  append(2);
+  observe(policy, {0}, {0});
+  append(2);
+  observe(policy, {4, 5}, {0, 0});  // means 4, 2.5
+  policy.begin(3);
+  append(3);
+  observe(policy, {20}, {0});
+  append(1);
+  observe(policy, {29}, {0});
+  EXPECT_EQ(cache.evict(policy.select(cache.view())), (std::vector<std::size_t>{3}));
+}
+
 // ------------------------------------------------------------------------------------- budgets
 
 TEST(EpiKV, CutsAtTheBudgetAndNotBefore) {

@@ -274,6 +274,15 @@ TEST(PolicyLifecycle, RefusesOptionsThatCannotWork) {
                    kShape);
       },
       {"TableScore", "budget", "1", "min_keep"}));
+  // A total that is not one entry for each head is as little where none compete.
+  EXPECT_TRUE(refuses(
+      [] {
+        TableScore({.budget = kvevict::Budget::total(1),
+                    .scope = kvevict::MaskScope::kHead,
+                    .min_keep = 1},
+                   kShape);
+      },
+      {"TableScore", "budget", "1", "min_keep"}));
   CacheShape shape = kShape;
   shape.num_q_heads = 3;
   EXPECT_TRUE(refuses([&] { TableScore({}, shape); }, {"TableScore", "num_q_heads", "3"}));

@@ -167,7 +167,45 @@ TEST(Misuse, ShapesOfRowsAndQueriesAreChecked) {
   wrong = queries;
   wrong.row_stride = 0;
   EXPECT_THROW(policy.observe_queries(0, wrong, cache.view(20)), InvalidArgument);
-  EXPECT_NO_THROW(policy.observe_queries(0, queries, cache.view(20)));
+  // Rows that lie in one another: a stride of less than a row, or of the other order.
+  wrong = queries;
+  wrong.head_stride = 2;
+  EXPECT_THROW(policy.observe_queries(0, wrong, cache.view(20)), InvalidArgument);
+  wrong = queries;
+  wrong.head_stride = 76;
+  EXPECT_THROW(policy.observe_queries(0, wrong, cache.view(20)), InvalidArgument);
+  bad = rows(data, 20);
+  bad.head_stride = 64;
+  EXPECT_THROW(policy.observe_attention(0, bad), InvalidArgument);
+  // [tokens, heads, head_dim] is as good as [heads, tokens, head_dim].
+  wrong = queries;
+  wrong.head_stride = 4;
+  wrong.row_stride = 8;
+  EXPECT_NO_THROW(policy.observe_queries(0, wrong, cache.view(20)));
+  EXPECT_NO_THROW(policy.observe_queries(1, queries, cache.view(20)));
+}
+
+// What is wrong, and what it should have been.
+TEST(Misuse, ALengthThatDoesNotFitIsSaidWithThePlaceAndTheOneThatIsExpected) {
+  Cache cache;
+  SnapKV policy({.budget = 16, .observation_window = 8}, kShape);
+  policy.begin(20);
+  try {
+    policy.end_prefill(cache.view(19));
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(),
+                 "SnapKV: view seq_len = 19 must be 20, the slots that the policy knows of layer "
+                 "0, KV head 0 (append, apply, truncate or reset missing?)");
+  }
+  try {
+    SnapKV({.budget = 16, .observation_window = 17}, kShape);
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(),
+                 "SnapKV: budget = 16 must be at least 17: sinks and recent window, an observation "
+                 "window included");
+  }
 }
 
 // Rows of two floats where the policy was made for four: nothing is read.

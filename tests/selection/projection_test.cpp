@@ -116,7 +116,8 @@ TEST(Projection, NanGoesFirstInEveryReduction) {
             (Slots{0, 1}));
 }
 
-// Pages of 2 over 5 slots: means 2, 2.5, 3; sums 4, 5, 3; votes 1, 1, 1; three slots are kept.
+// Case O-35: a budget is in tokens, and the partial page counts by its real size. Pages of 2 over 5
+// slots: means 2, 2.5, 3; sums 4, 5, 3; votes 1, 1, 1; three slots are kept.
 TEST(Projection, KeepsThePagesThatFit) {
   const Decision lane(1, 1, {{0.0F, 4.0F, 2.0F, 3.0F, 3.0F}}, {{1, 3, 4}});
   const auto by = [&](ScoreReduce reduce) {
@@ -243,6 +244,34 @@ TEST(Plan, NamesMovesAndPages) {
   std::vector<std::uint32_t> pages(3);
   pages.resize(kept_pages(lane.mask, 0, 0, 3, pages));
   EXPECT_EQ(pages, (std::vector<std::uint32_t>{0, 1}));
+}
+
+// In the order in which they come, moves may be made in place: none overwrites what a later one
+// reads, and what stays lies at the front in order.
+TEST(Plan, MovesInPlaceLeaveTheKeptSlotsInOrder) {
+  std::mt19937 random(8);
+  for (std::size_t len = 0; len < 200; ++len) {
+    Slots kept;
+    for (std::size_t s = 0; s < len; ++s) {
+      if (random() % (1 + len % 7) == 0)
+        kept.push_back(s);
+    }
+    const Decision lane(1, 1, {std::vector<float>(len)}, {kept});
+    Slots rows(len);
+    for (std::size_t s = 0; s < len; ++s)
+      rows[s] = s;
+    std::size_t end_of_targets = 0;
+    for_each_move(lane.mask, 0, 0, [&](std::size_t from, std::size_t to, std::size_t count) {
+      EXPECT_LT(to, from);
+      EXPECT_GE(to, end_of_targets);
+      EXPECT_GT(count, 0U);
+      end_of_targets = to + count;
+      for (std::size_t i = 0; i < count; ++i)
+        rows[to + i] = rows[from + i];
+    });
+    rows.resize(kept.size());
+    EXPECT_EQ(rows, kept);
+  }
 }
 
 TEST(Plan, PagesAreEitherFreeOrKept) {

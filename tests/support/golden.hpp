@@ -8,6 +8,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -59,17 +60,35 @@ class GoldenCase {
 
   [[nodiscard]] const std::string& path() const { return path_; }
   [[nodiscard]] bool has(const std::string& name) const {
+    asked_.insert(name);
     return texts_.count(name) + numbers_.count(name) + tensors_.count(name) > 0;
   }
   [[nodiscard]] const std::string& text(const std::string& name) const { return get(texts_, name); }
   [[nodiscard]] double real(const std::string& name) const { return get(numbers_, name); }
   [[nodiscard]] double real_or(const std::string& name, double otherwise) const {
+    asked_.insert(name);
     return numbers_.count(name) > 0 ? numbers_.at(name) : otherwise;
   }
   [[nodiscard]] std::size_t count(const std::string& name) const {
     return static_cast<std::size_t>(get(numbers_, name));
   }
   [[nodiscard]] const Tensor& tensor(const std::string& name) const { return get(tensors_, name); }
+  /// Names of the records that were asked for.
+  [[nodiscard]] const std::set<std::string>& asked() const { return asked_; }
+  /// Options that nobody asked for: numbers but for outputs ("n_kept.a") and those of a layer, and
+  /// texts but for what says where the case comes from.
+  [[nodiscard]] std::vector<std::string> unasked_options() const {
+    std::vector<std::string> names;
+    const auto look = [&](const auto& map) {
+      for (const auto& [name, value] : map) {
+        if (asked_.count(name) == 0 && name.find('.') == std::string::npos)
+          names.push_back(name);
+      }
+    };
+    look(numbers_);
+    look(texts_);
+    return names;
+  }
   /// Words of a text record, "text runs A B".
   [[nodiscard]] std::vector<std::string> words(const std::string& name) const {
     std::istringstream stream(text(name));
@@ -112,6 +131,7 @@ class GoldenCase {
   }
   template <class Map>
   const typename Map::mapped_type& get(const Map& map, const std::string& name) const {
+    asked_.insert(name);
     const auto found = map.find(name);
     if (found == map.end())
       fail(path_, "no record " + name);
@@ -122,6 +142,7 @@ class GoldenCase {
   std::map<std::string, std::string> texts_;
   std::map<std::string, double> numbers_;
   std::map<std::string, Tensor> tensors_;
+  mutable std::set<std::string> asked_;
 };
 
 /// Counts what was compared and throws, naming file and record, at the first difference.

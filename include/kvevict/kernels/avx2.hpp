@@ -110,7 +110,7 @@ KVEVICT_AVX2 inline void widen_as(const std::byte* source, std::size_t n,
                        _mm256_shuffle_ps(quarters[0], quarters[1], _MM_SHUFFLE(3, 1, 3, 1)));
 }
 
-/// Products of one query with one row.
+/// The product of one query with one row.
 template <ElementType kType>
 [[nodiscard]] KVEVICT_AVX2 inline float dot(const float* query, const std::byte* row,
                                             std::size_t dim) noexcept {
@@ -121,47 +121,98 @@ template <ElementType kType>
   return reduce(sum_f32x8);
 }
 
-/// Eight products at once, of `kQueries` (1 or 2) queries with 8 / kQueries rows: enough sums to
-/// hide the latency of the multiply-add, and one reduction for all.
-template <ElementType kType, std::size_t kQueries>
+/// The products of two queries with four rows: as many sums as hide the latency of the
+/// multiply-add. `kWhole` says that dim is a multiple of eight, since code for the rest would take
+/// the sums out of registers. The barriers keep a load a load: compilers fold it into each of its
+/// uses.
+template <ElementType kType, bool kWhole>
 KVEVICT_AVX2 inline void dot_tile(const float* queries, std::ptrdiff_t query_stride,
                                   const std::byte* rows, std::ptrdiff_t row_stride_bytes,
                                   std::size_t dim, float* out, std::ptrdiff_t out_stride) noexcept {
-  constexpr std::size_t kRows = kLanes / kQueries;
-  const float* const last_query = queries + (kQueries == 2 ? query_stride : 0);
-  __m256 low[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(),
-                   _mm256_setzero_ps()};
-  __m256 high[4] = {low[0], low[0], low[0], low[0]};
-  const std::size_t whole = dim / kLanes * kLanes;
-  for (std::size_t c = 0; c < whole; c += kLanes) {
-    const __m256 first = _mm256_loadu_ps(queries + c);
-    const __m256 last = _mm256_loadu_ps(last_query + c);
+  __m256 sums[2][4];
+  for (std::size_t r = 0; r < 4; ++r)
+    sums[0][r] = sums[1][r] = _mm256_setzero_ps();
+  for (std::size_t c = 0; c < dim; c += kLanes) {
+    const float* const other = queries + query_stride;
+    __m256 first = kWhole ? _mm256_loadu_ps(queries + c) : load_some(queries, c, dim);
+    __m256 second = kWhole ? _mm256_loadu_ps(other + c) : load_some(other, c, dim);
+    KVEVICT_ROUND(first);
+    KVEVICT_ROUND(second);
     for (std::size_t r = 0; r < 4; ++r) {
-      const std::byte* row = rows + static_cast<std::ptrdiff_t>(r) * row_stride_bytes;
-      const __m256 row_f32x8 = load<kType>(row, c);
-      low[r] = _mm256_fmadd_ps(first, row_f32x8, low[r]);
-      high[r] = _mm256_fmadd_ps(
-          last, kRows == 4 ? row_f32x8 : load<kType>(row + 4 * row_stride_bytes, c), high[r]);
+      const std::byte* from = rows + static_cast<std::ptrdiff_t>(r) * row_stride_bytes;
+      __m256 row = kWhole ? load<kType>(from, c) : load_some<kType>(from, c, dim);
+      KVEVICT_ROUND(row);
+      sums[0][r] = _mm256_fmadd_ps(first, row, sums[0][r]);
+      sums[1][r] = _mm256_fmadd_ps(second, row, sums[1][r]);
     }
   }
-  if (whole < dim) {
-    const __m256 first = load_some(queries, whole, dim);
-    const __m256 last = load_some(last_query, whole, dim);
-    for (std::size_t r = 0; r < 4; ++r) {
-      const std::byte* row = rows + static_cast<std::ptrdiff_t>(r) * row_stride_bytes;
-      const __m256 row_f32x8 = load_some<kType>(row, whole, dim);
-      low[r] = _mm256_fmadd_ps(first, row_f32x8, low[r]);
-      high[r] = _mm256_fmadd_ps(
-          last, kRows == 4 ? row_f32x8 : load_some<kType>(row + 4 * row_stride_bytes, whole, dim),
-          high[r]);
-    }
-  }
-  const __m256 sums = reduce_each(low, high);
-  _mm_storeu_ps(out, _mm256_castps256_ps128(sums));
-  _mm_storeu_ps(out + (kQueries == 2 ? out_stride : 4), _mm256_extractf128_ps(sums, 1));
+  const __m256 both = reduce_each(sums[0], sums[1]);
+  _mm_storeu_ps(out, _mm256_castps256_ps128(both));
+  _mm_storeu_ps(out + out_stride, _mm256_extractf128_ps(both, 1));
 }
 
-/// Rows of more elements than this are widened anew for every pair of queries.
+/// The products of one query with eight rows: as many sums as hide the latency.
+template <ElementType kType>
+KVEVICT_AVX2 inline void dot_rows(const float* query, const std::byte* rows,
+                                  std::ptrdiff_t row_stride_bytes, std::size_t dim,
+                                  float* out) noexcept {
+  __m256 sums[2][4];
+  for (auto& half : sums) {
+    for (__m256& sum : half)
+      sum = _mm256_setzero_ps();
+  }
+  for (std::size_t c = 0; c < dim; c += kLanes) {
+    const __m256 query_f32x8 = load_some(query, c, dim);
+    for (std::size_t r = 0; r < 8; ++r) {
+      const std::byte* row = rows + static_cast<std::ptrdiff_t>(r) * row_stride_bytes;
+      sums[r / 4][r % 4] =
+          _mm256_fmadd_ps(query_f32x8, load_some<kType>(row, c, dim), sums[r / 4][r % 4]);
+    }
+  }
+  _mm256_storeu_ps(out, reduce_each(sums[0], sums[1]));
+}
+
+/// Asks for the rows that come next, between tiles: what the processor does by itself ends with
+/// each page of 4 KiB, which is few rows.
+[[gnu::always_inline]] KVEVICT_AVX2 inline void prefetch_rows(const RowBlock& rows,
+                                                              std::size_t first,
+                                                              std::size_t last) noexcept {
+  const std::size_t row_bytes = rows.dim * element_size(rows.type);
+  for (std::size_t i = first; i < std::min(last, rows.num_rows); ++i) {
+    const auto* const row = reinterpret_cast<const char*>(scalar::row_of(rows, i));
+    for (std::size_t byte = 0; byte < row_bytes; byte += 64)
+      _mm_prefetch(row + byte, _MM_HINT_T0);
+  }
+}
+
+/// The products of many queries with eight rows; from `next` on lie the rows of `all` that follow.
+template <ElementType kType, bool kWhole>
+KVEVICT_AVX2 inline void dot_eight(const float* queries, std::size_t num_queries,
+                                   std::ptrdiff_t query_stride, const std::byte* rows,
+                                   std::ptrdiff_t row_stride_bytes, std::size_t dim, float* out,
+                                   std::ptrdiff_t out_stride, const RowBlock& all,
+                                   std::size_t next) noexcept {
+  const std::size_t num_pairs = std::max<std::size_t>(1, num_queries / 2);
+  const std::size_t rows_per_pair = (8 + num_pairs - 1) / num_pairs;
+  const std::size_t last = next + 8;
+  std::size_t q = 0;
+  for (; q + 2 <= num_queries; q += 2) {
+    prefetch_rows(all, std::min(next, last), std::min(next + rows_per_pair, last));
+    next += rows_per_pair;
+    for (const std::ptrdiff_t r : {0, 4}) {
+      dot_tile<kType, kWhole>(queries + static_cast<std::ptrdiff_t>(q) * query_stride, query_stride,
+                              rows + r * row_stride_bytes, row_stride_bytes, dim,
+                              out + static_cast<std::ptrdiff_t>(q) * out_stride + r, out_stride);
+    }
+  }
+  if (q < num_queries) {
+    prefetch_rows(all, std::min(next, last), last);
+    dot_rows<kType>(queries + static_cast<std::ptrdiff_t>(q) * query_stride, rows, row_stride_bytes,
+                    dim, out + static_cast<std::ptrdiff_t>(q) * out_stride);
+  }
+}
+
+/// Rows of more elements than this are widened anew for every query.
 inline constexpr std::size_t kMaxWidenedDim = 512;
 
 template <ElementType kType>
@@ -169,46 +220,38 @@ KVEVICT_AVX2 inline void row_dots_as(const float* queries, std::size_t num_queri
                                      std::ptrdiff_t query_stride, const RowBlock& rows, float* out,
                                      std::ptrdiff_t out_stride) noexcept {
   constexpr std::size_t kRows = 8;
-  if constexpr (kType != ElementType::kF32) {
-    // From a few queries on it pays to widen eight rows once for all of them.
-    if (num_queries > 2 && rows.dim <= kMaxWidenedDim) {
-      alignas(32) float widened[kRows * kMaxWidenedDim];
-      for (std::size_t i = 0; i < rows.num_rows; i += kRows) {
-        const std::size_t num_rows = std::min(kRows, rows.num_rows - i);
-        for (std::size_t r = 0; r < num_rows; ++r)
-          widen_as<kType>(scalar::row_of(rows, i + r), rows.dim, widened + r * rows.dim);
-        row_dots_as<ElementType::kF32>(
-            queries, num_queries, query_stride,
-            {widened, static_cast<std::ptrdiff_t>(rows.dim * sizeof(float)), num_rows, rows.dim,
-             ElementType::kF32},
-            out + i, out_stride);
+  // From a few queries on it pays to widen eight rows once for all of them.
+  const bool widens = kType != ElementType::kF32 && num_queries > 2 && rows.dim <= kMaxWidenedDim;
+  alignas(32) float widened[kType == ElementType::kF32 ? 1 : kRows * kMaxWidenedDim];
+  const bool whole = rows.dim % kLanes == 0;
+  std::size_t i = 0;
+  for (; i + kRows <= rows.num_rows; i += kRows) {
+    if (widens) {
+      for (std::size_t r = 0; r < kRows; ++r)
+        widen_as<kType>(scalar::row_of(rows, i + r), rows.dim, widened + r * rows.dim);
+      const auto stride = static_cast<std::ptrdiff_t>(rows.dim * sizeof(float));
+      const auto* block = reinterpret_cast<const std::byte*>(widened);
+      if (whole) {
+        dot_eight<ElementType::kF32, true>(queries, num_queries, query_stride, block, stride,
+                                           rows.dim, out + i, out_stride, rows, i + kRows);
+      } else {
+        dot_eight<ElementType::kF32, false>(queries, num_queries, query_stride, block, stride,
+                                            rows.dim, out + i, out_stride, rows, i + kRows);
       }
-      return;
+    } else if (whole) {
+      dot_eight<kType, true>(queries, num_queries, query_stride, scalar::row_of(rows, i),
+                             rows.stride_bytes, rows.dim, out + i, out_stride, rows, i + kRows);
+    } else {
+      dot_eight<kType, false>(queries, num_queries, query_stride, scalar::row_of(rows, i),
+                              rows.stride_bytes, rows.dim, out + i, out_stride, rows, i + kRows);
     }
   }
-  const std::size_t whole = rows.num_rows / kRows * kRows;
-  const auto query_of = [=](std::size_t q) {
-    return queries + static_cast<std::ptrdiff_t>(q) * query_stride;
-  };
-  const auto out_of = [=](std::size_t q, std::size_t i) {
-    return out + static_cast<std::ptrdiff_t>(q) * out_stride + static_cast<std::ptrdiff_t>(i);
-  };
-  for (std::size_t i = 0; i < whole; i += kRows) {
-    std::size_t q = 0;
-    for (; q + 2 <= num_queries; q += 2) {
-      for (const std::size_t r : {i, i + 4}) {
-        dot_tile<kType, 2>(query_of(q), query_stride, scalar::row_of(rows, r), rows.stride_bytes,
-                           rows.dim, out_of(q, r), out_stride);
-      }
+  for (; i < rows.num_rows; ++i) {
+    for (std::size_t q = 0; q < num_queries; ++q) {
+      out[static_cast<std::ptrdiff_t>(q) * out_stride + static_cast<std::ptrdiff_t>(i)] =
+          dot<kType>(queries + static_cast<std::ptrdiff_t>(q) * query_stride,
+                     scalar::row_of(rows, i), rows.dim);
     }
-    if (q < num_queries) {
-      dot_tile<kType, 1>(query_of(q), query_stride, scalar::row_of(rows, i), rows.stride_bytes,
-                         rows.dim, out_of(q, i), out_stride);
-    }
-  }
-  for (std::size_t i = whole; i < rows.num_rows; ++i) {
-    for (std::size_t q = 0; q < num_queries; ++q)
-      *out_of(q, i) = dot<kType>(query_of(q), scalar::row_of(rows, i), rows.dim);
   }
 }
 
@@ -235,6 +278,7 @@ template <ElementType kType>
 KVEVICT_AVX2 inline void row_norms_as(const RowBlock& rows, float* out) noexcept {
   for (std::size_t i = 0; i < rows.num_rows; ++i) {
     const std::byte* row = scalar::row_of(rows, i);
+    prefetch_rows(rows, i + 8, i + 9);
     WideSum squares = wide_zero();
     std::size_t c = 0;
     for (; c + 2 * kLanes <= rows.dim; c += 2 * kLanes) {
@@ -352,6 +396,31 @@ KVEVICT_AVX2 inline void projected_norms_as(const float* factor, const RowBlock&
   }
 }
 
+template <ElementType kType>
+KVEVICT_AVX2 inline void band_lengths_as(const RowBlock& rows, bool interleaved,
+                                         float* out) noexcept {
+  const std::size_t n = rows.dim / 2;
+  const std::size_t whole = n / kLanes * kLanes;
+  for (std::size_t i = 0; i < rows.num_rows; ++i) {
+    const std::byte* row = scalar::row_of(rows, i);
+    float* const lengths = out + i * n;
+    for (std::size_t f = 0; f < whole; f += kLanes) {
+      const __m256 x = load<kType>(row, interleaved ? 2 * f : f);
+      const __m256 y = load<kType>(row, interleaved ? 2 * f + kLanes : n + f);
+      __m256 squares = _mm256_fmadd_ps(x, x, _mm256_mul_ps(y, y));
+      if (interleaved) {
+        // Sums of neighbours, four of x and four of y in turn.
+        const __m256 sums = _mm256_hadd_ps(_mm256_mul_ps(x, x), _mm256_mul_ps(y, y));
+        squares = _mm256_castpd_ps(
+            _mm256_permute4x64_pd(_mm256_castps_pd(sums), _MM_SHUFFLE(3, 1, 2, 0)));
+      }
+      _mm256_storeu_ps(lengths + f, _mm256_sqrt_ps(squares));
+    }
+    for (std::size_t f = whole; f < n; ++f)
+      lengths[f] = scalar::band_length(row, kType, n, interleaved, f);
+  }
+}
+
 // One switch on the element type for each kernel that reads stored rows.
 KVEVICT_AVX2 inline void widen(const void* source, ElementType type, std::size_t n,
                                float* destination) noexcept {
@@ -400,6 +469,16 @@ KVEVICT_AVX2 inline void row_variances(RowBlock rows, float* out) noexcept {
       return row_variances_as<ElementType::kBF16>(rows, out);
   }
 }
+KVEVICT_AVX2 inline void band_lengths(RowBlock rows, bool interleaved, float* out) noexcept {
+  switch (rows.type) {
+    case ElementType::kF32:
+      return band_lengths_as<ElementType::kF32>(rows, interleaved, out);
+    case ElementType::kF16:
+      return band_lengths_as<ElementType::kF16>(rows, interleaved, out);
+    case ElementType::kBF16:
+      return band_lengths_as<ElementType::kBF16>(rows, interleaved, out);
+  }
+}
 KVEVICT_AVX2 inline void projected_norms(const float* factor, RowBlock rows, float* out) noexcept {
   if (rows.dim > kMaxProjectedDim)
     return scalar::projected_norms(factor, rows, out);
@@ -415,17 +494,22 @@ KVEVICT_AVX2 inline void projected_norms(const float* factor, RowBlock rows, flo
 
 [[nodiscard]] KVEVICT_AVX2 inline double squared_distance(const float* a, const float* b,
                                                           std::size_t n) noexcept {
-  __m256d low_f64x4 = _mm256_setzero_pd();
-  __m256d high_f64x4 = _mm256_setzero_pd();
-  for (std::size_t i = 0; i < n; i += kLanes) {
+  WideSum squares = wide_zero();
+  const auto whole = n / (2 * kLanes) * (2 * kLanes);
+  for (std::size_t i = 0; i < whole; i += 2 * kLanes) {
+    for (std::size_t c = 0; c < 4; ++c) {
+      const __m256d difference = _mm256_sub_pd(_mm256_cvtps_pd(_mm_loadu_ps(a + i + 4 * c)),
+                                               _mm256_cvtps_pd(_mm_loadu_ps(b + i + 4 * c)));
+      squares.chains[c] = _mm256_fmadd_pd(difference, difference, squares.chains[c]);
+    }
+  }
+  for (std::size_t i = whole; i < n; i += kLanes) {
     const __m256 a_f32x8 = load_some(a, i, n);
     const __m256 b_f32x8 = load_some(b, i, n);
-    const __m256d low = _mm256_sub_pd(low_half(a_f32x8), low_half(b_f32x8));
-    const __m256d high = _mm256_sub_pd(high_half(a_f32x8), high_half(b_f32x8));
-    low_f64x4 = _mm256_fmadd_pd(low, low, low_f64x4);
-    high_f64x4 = _mm256_fmadd_pd(high, high, high_f64x4);
+    add_squares(_mm256_sub_pd(low_half(a_f32x8), low_half(b_f32x8)),
+                _mm256_sub_pd(high_half(a_f32x8), high_half(b_f32x8)), 0, squares);
   }
-  return reduce(_mm256_add_pd(low_f64x4, high_f64x4));
+  return reduce(squares);
 }
 
 [[nodiscard]] KVEVICT_AVX2 inline double sum(const float* x, std::size_t n) noexcept {
@@ -439,16 +523,25 @@ KVEVICT_AVX2 inline void projected_norms(const float* factor, RowBlock rows, flo
   return reduce(_mm256_add_pd(low_f64x4, high_f64x4));
 }
 
-[[nodiscard]] KVEVICT_AVX2 inline float max_value(const float* x, std::size_t n) noexcept {
-  __m256 largest_f32x8 = _mm256_set1_ps(-std::numeric_limits<float>::infinity());
-  std::size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    // The instruction returns its second operand where one is NaN, so NaN never gets in.
-    largest_f32x8 = _mm256_max_ps(_mm256_loadu_ps(x + i), largest_f32x8);
-  }
+[[nodiscard]] KVEVICT_AVX2 inline float largest_lane(__m256 x_f32x8) noexcept {
   alignas(32) std::array<float, kLanes> lanes;
-  _mm256_store_ps(lanes.data(), largest_f32x8);
-  return std::max(*std::max_element(lanes.begin(), lanes.end()), scalar::max_value(x + i, n - i));
+  _mm256_store_ps(lanes.data(), x_f32x8);
+  return *std::max_element(lanes.begin(), lanes.end());
+}
+
+[[nodiscard]] KVEVICT_AVX2 inline float max_value(const float* x, std::size_t n) noexcept {
+  __m256 largest[4];
+  for (__m256& chain : largest)
+    chain = _mm256_set1_ps(-std::numeric_limits<float>::infinity());
+  std::size_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    // The instruction returns its second operand where one is NaN, so NaN never gets in.
+    for (std::size_t c = 0; c < 4; ++c)
+      largest[c] = _mm256_max_ps(_mm256_loadu_ps(x + i + c * kLanes), largest[c]);
+  }
+  const __m256 all =
+      _mm256_max_ps(_mm256_max_ps(largest[0], largest[1]), _mm256_max_ps(largest[2], largest[3]));
+  return std::max(largest_lane(all), scalar::max_value(x + i, n - i));
 }
 
 KVEVICT_AVX2 inline void scale(float factor, std::size_t n, float* x) noexcept {
@@ -458,6 +551,68 @@ KVEVICT_AVX2 inline void scale(float factor, std::size_t n, float* x) noexcept {
     _mm256_storeu_ps(x + i, _mm256_mul_ps(_mm256_loadu_ps(x + i), factor_f32x8));
   }
   scalar::scale(factor, n - i, x + i);
+}
+
+/// All ones in the lanes of x that are neither infinite nor NaN.
+[[nodiscard]] KVEVICT_AVX2 inline __m256 finite(__m256 x) noexcept {
+  const __m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0F), x);
+  return _mm256_cmp_ps(magnitude, _mm256_set1_ps(std::numeric_limits<float>::max()), _CMP_LE_OQ);
+}
+
+KVEVICT_AVX2 inline void standardise(double mean, double factor, std::size_t n, float* x) noexcept {
+  const __m256d mean_f64x4 = _mm256_set1_pd(mean);
+  const __m256d factor_f64x4 = _mm256_set1_pd(factor);
+  constexpr std::size_t kStep = 4;
+  std::size_t i = 0;
+  for (; i + kStep <= n; i += kStep) {
+    const __m256d difference = _mm256_sub_pd(_mm256_cvtps_pd(_mm_loadu_ps(x + i)), mean_f64x4);
+    _mm_storeu_ps(x + i, _mm256_cvtpd_ps(_mm256_mul_pd(difference, factor_f64x4)));
+  }
+  scalar::standardise(mean, factor, n - i, x + i);
+}
+
+KVEVICT_AVX2 inline void take_ranges(const float* x, std::size_t n, float* low,
+                                     float* high) noexcept {
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    // The instructions return their second operand where one is NaN.
+    const __m256 x_f32x8 = _mm256_loadu_ps(x + i);
+    _mm256_storeu_ps(low + i, _mm256_min_ps(x_f32x8, _mm256_loadu_ps(low + i)));
+    _mm256_storeu_ps(high + i, _mm256_max_ps(x_f32x8, _mm256_loadu_ps(high + i)));
+  }
+  scalar::take_ranges(x + i, n - i, low + i, high + i);
+}
+
+KVEVICT_AVX2 inline void scale_channels(const float* low, const float* divisors, std::size_t n,
+                                        float* x) noexcept {
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const __m256 scaled =
+        _mm256_div_ps(_mm256_sub_ps(_mm256_loadu_ps(x + i), _mm256_loadu_ps(low + i)),
+                      _mm256_loadu_ps(divisors + i));
+    _mm256_storeu_ps(x + i, _mm256_and_ps(finite(scaled), scaled));
+  }
+  scalar::scale_channels(low + i, divisors + i, n - i, x + i);
+}
+
+KVEVICT_AVX2 inline std::size_t scale_logits(float factor, std::size_t n, float* x,
+                                             float& largest) noexcept {
+  const __m256 factor_f32x8 = _mm256_set1_ps(factor);
+  const __m256 finite_f32x8 = _mm256_set1_ps(std::numeric_limits<float>::max());
+  __m256 largest_f32x8 = _mm256_set1_ps(-std::numeric_limits<float>::infinity());
+  std::size_t non_finite = 0;
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const __m256 x_f32x8 = _mm256_mul_ps(_mm256_loadu_ps(x + i), factor_f32x8);
+    _mm256_storeu_ps(x + i, x_f32x8);
+    largest_f32x8 = _mm256_max_ps(x_f32x8, largest_f32x8);
+    const int wrong = _mm256_movemask_ps(_mm256_cmp_ps(x_f32x8, finite_f32x8, _CMP_NLE_UQ));
+    non_finite += static_cast<std::size_t>(std::popcount(static_cast<unsigned>(wrong)));
+  }
+  float rest;
+  non_finite += scalar::scale_logits(factor, n - i, x + i, rest);
+  largest = std::max(largest_lane(largest_f32x8), rest);
+  return non_finite;
 }
 
 /// exp for x <= 88 and -infinity, not NaN: x = k ln 2 + r, exp(r) by a polynomial of degree 6
@@ -481,30 +636,62 @@ KVEVICT_AVX2 inline void scale(float factor, std::size_t n, float* x) noexcept {
 }
 
 KVEVICT_AVX2 inline double exp_shifted(float shift, std::size_t n, float* x) noexcept {
-  // Larger than the shift by more than this is left to the scalar form, which may overflow.
-  constexpr float kLargest = 80.0F;
-  if (!(shift < std::numeric_limits<float>::infinity()) || max_value(x, n) - shift > kLargest) {
+  if (!(shift < std::numeric_limits<float>::infinity()))
     return scalar::exp_shifted(shift, n, x);
-  }
+  // Larger than the shift by more than this is left to the scalar form, which may overflow.
+  const __m256 largest_f32x8 = _mm256_set1_ps(80.0F);
   const __m256 shift_f32x8 = _mm256_set1_ps(shift);
+  double overflowing = 0.0;
   __m256d low_f64x4 = _mm256_setzero_pd();
   __m256d high_f64x4 = _mm256_setzero_pd();
   std::size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     const __m256 x_f32x8 = _mm256_loadu_ps(x + i);
+    const __m256 shifted_f32x8 = _mm256_sub_ps(x_f32x8, shift_f32x8);
+    if (_mm256_movemask_ps(_mm256_cmp_ps(shifted_f32x8, largest_f32x8, _CMP_GT_OQ)) != 0) {
+      overflowing += scalar::exp_shifted(shift, kLanes, x + i);
+      continue;
+    }
     const __m256 counted = _mm256_cmp_ps(x_f32x8, x_f32x8, _CMP_ORD_Q);
-    const __m256 e_f32x8 = _mm256_and_ps(counted, exp_f32x8(_mm256_sub_ps(x_f32x8, shift_f32x8)));
+    const __m256 e_f32x8 = _mm256_and_ps(counted, exp_f32x8(shifted_f32x8));
     _mm256_storeu_ps(x + i, e_f32x8);
     low_f64x4 = _mm256_add_pd(low_f64x4, low_half(e_f32x8));
     high_f64x4 = _mm256_add_pd(high_f64x4, high_half(e_f32x8));
   }
-  return reduce(_mm256_add_pd(low_f64x4, high_f64x4)) + scalar::exp_shifted(shift, n - i, x + i);
+  return reduce(_mm256_add_pd(low_f64x4, high_f64x4)) + overflowing +
+         scalar::exp_shifted(shift, n - i, x + i);
 }
 
-/// All ones in the lanes of x that are neither infinite nor NaN.
-[[nodiscard]] KVEVICT_AVX2 inline __m256 finite(__m256 x) noexcept {
-  const __m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0F), x);
-  return _mm256_cmp_ps(magnitude, _mm256_set1_ps(std::numeric_limits<float>::max()), _CMP_LE_OQ);
+/// tanh: near zero an odd polynomial (the minimax one of the Cephes library), 1 - 2 / (e^2x + 1)
+/// elsewhere; relative error below 2e-7.
+[[nodiscard]] KVEVICT_AVX2 inline __m256 tanh_f32x8(__m256 x) noexcept {
+  const __m256 sign = _mm256_set1_ps(-0.0F);
+  const __m256 one = _mm256_set1_ps(1.0F);
+  // From 10 on it is 1.
+  const __m256 magnitude = _mm256_min_ps(_mm256_andnot_ps(sign, x), _mm256_set1_ps(10.0F));
+  const __m256 square = _mm256_mul_ps(x, x);
+  __m256 p = _mm256_set1_ps(-5.70498872745e-3F);
+  p = _mm256_fmadd_ps(p, square, _mm256_set1_ps(2.06390887954e-2F));
+  p = _mm256_fmadd_ps(p, square, _mm256_set1_ps(-5.37397155531e-2F));
+  p = _mm256_fmadd_ps(p, square, _mm256_set1_ps(1.33314422036e-1F));
+  p = _mm256_fmadd_ps(p, square, _mm256_set1_ps(-3.33332819422e-1F));
+  const __m256 near_zero = _mm256_fmadd_ps(_mm256_mul_ps(p, square), x, x);
+  const __m256 e = exp_f32x8(_mm256_add_ps(magnitude, magnitude));
+  const __m256 far = _mm256_sub_ps(one, _mm256_div_ps(_mm256_set1_ps(2.0F), _mm256_add_ps(e, one)));
+  const __m256 is_far = _mm256_cmp_ps(magnitude, _mm256_set1_ps(0.625F), _CMP_GE_OQ);
+  return _mm256_blendv_ps(near_zero, _mm256_or_ps(far, _mm256_and_ps(sign, x)), is_far);
+}
+
+KVEVICT_AVX2 inline void soft_cap(float cap, std::size_t n, float* x) noexcept {
+  const __m256 cap_f32x8 = _mm256_set1_ps(cap);
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const __m256 x_f32x8 = _mm256_loadu_ps(x + i);
+    const __m256 capped = _mm256_mul_ps(cap_f32x8, tanh_f32x8(_mm256_div_ps(x_f32x8, cap_f32x8)));
+    const __m256 nan = _mm256_cmp_ps(x_f32x8, x_f32x8, _CMP_UNORD_Q);
+    _mm256_storeu_ps(x + i, _mm256_blendv_ps(capped, x_f32x8, nan));
+  }
+  scalar::soft_cap(cap, n - i, x + i);
 }
 
 /// Stores `next` over `old` where `sample` is finite; each lane of `skipped` counts where it is
@@ -525,16 +712,24 @@ KVEVICT_AVX2 inline void store_finite(__m256 sample, __m256 old, __m256 next, fl
   return total;
 }
 
+KVEVICT_AVX2 inline void add_eight(__m256 factor_f32x8, const float* x, float* y,
+                                   __m256i& skipped) noexcept {
+  __m256 sample = _mm256_mul_ps(factor_f32x8, _mm256_loadu_ps(x));
+  KVEVICT_ROUND(sample);
+  const __m256 old = _mm256_loadu_ps(y);
+  store_finite(sample, old, _mm256_add_ps(old, sample), y, skipped);
+}
+// Rows come from memory, and what they are added to is in cache: a few lines ahead hide the start
+// of every page of 4 KiB.
 KVEVICT_AVX2 inline std::size_t add(float factor, const float* x, std::size_t n,
                                     float* y) noexcept {
   const __m256 factor_f32x8 = _mm256_set1_ps(factor);
   __m256i skipped = _mm256_setzero_si256();
   std::size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    __m256 sample = _mm256_mul_ps(factor_f32x8, _mm256_loadu_ps(x + i));
-    KVEVICT_ROUND(sample);
-    const __m256 old = _mm256_loadu_ps(y + i);
-    store_finite(sample, old, _mm256_add_ps(old, sample), y + i, skipped);
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    _mm_prefetch(reinterpret_cast<const char*>(x + i) + 1024, _MM_HINT_T0);
+    add_eight(factor_f32x8, x + i, y + i, skipped);
+    add_eight(factor_f32x8, x + i + kLanes, y + i + kLanes, skipped);
   }
   return count(skipped) + scalar::add(factor, x + i, n - i, y + i);
 }
@@ -583,24 +778,29 @@ KVEVICT_AVX2 inline std::size_t take_max(float factor, const float* x, std::size
   return count(skipped) + scalar::take_max(factor, x + i, n - i, y + i);
 }
 
+KVEVICT_AVX2 inline void ema_eight(__m256 decay_f32x8, __m256 rest_f32x8, const float* sample,
+                                   float* state, __m256i& skipped) noexcept {
+  const __m256 sample_f32x8 = _mm256_loadu_ps(sample);
+  const __m256 old = _mm256_loadu_ps(state);
+  __m256 old_part = _mm256_mul_ps(decay_f32x8, old);
+  __m256 new_part = _mm256_mul_ps(rest_f32x8, sample_f32x8);
+  KVEVICT_ROUND(old_part);
+  KVEVICT_ROUND(new_part);
+  const __m256 next = _mm256_add_ps(old_part, new_part);
+  const __m256 normal =
+      _mm256_cmp_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0F), next),
+                    _mm256_set1_ps(std::numeric_limits<float>::min()), _CMP_NLT_UQ);
+  store_finite(sample_f32x8, old, _mm256_and_ps(normal, next), state, skipped);
+}
 KVEVICT_AVX2 inline std::size_t ema(float decay, const float* sample, std::size_t n,
                                     float* state) noexcept {
   const __m256 decay_f32x8 = _mm256_set1_ps(decay);
   const __m256 rest_f32x8 = _mm256_set1_ps(1.0F - decay);
-  const __m256 smallest_f32x8 = _mm256_set1_ps(std::numeric_limits<float>::min());
   __m256i skipped = _mm256_setzero_si256();
   std::size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    const __m256 sample_f32x8 = _mm256_loadu_ps(sample + i);
-    const __m256 old = _mm256_loadu_ps(state + i);
-    __m256 old_part = _mm256_mul_ps(decay_f32x8, old);
-    __m256 new_part = _mm256_mul_ps(rest_f32x8, sample_f32x8);
-    KVEVICT_ROUND(old_part);
-    KVEVICT_ROUND(new_part);
-    const __m256 next = _mm256_add_ps(old_part, new_part);
-    const __m256 tiny =
-        _mm256_cmp_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0F), next), smallest_f32x8, _CMP_LT_OQ);
-    store_finite(sample_f32x8, old, _mm256_andnot_ps(tiny, next), state + i, skipped);
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    ema_eight(decay_f32x8, rest_f32x8, sample + i, state + i, skipped);
+    ema_eight(decay_f32x8, rest_f32x8, sample + i + kLanes, state + i + kLanes, skipped);
   }
   return count(skipped) + scalar::ema(decay, sample + i, n - i, state + i);
 }
@@ -650,11 +850,96 @@ KVEVICT_AVX2 inline void max_pool(const float* x, std::size_t n, std::size_t ker
     out[i] = scalar::window_max(x, i - reach, std::min(n, i + reach + 1));
 }
 
-inline constexpr KernelSet kSet{Isa::kAvx2,    widen,           row_dots,         row_norms,
-                                row_variances, projected_norms, squared_distance, sum,
-                                max_value,     scale,           scalar::soft_cap, exp_shifted,
-                                add,           add_squared,     add_product,      take_max,
-                                ema,           average_pool,    max_pool};
+/// order_key as a signed integer: the topmost bit is the other one.
+[[nodiscard]] KVEVICT_AVX2 inline __m256i signed_keys(__m256 x) noexcept {
+  const __m256i bits = _mm256_castps_si256(
+      _mm256_andnot_ps(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_EQ_OQ), x));  // -0 is +0
+  const __m256i negative = _mm256_srli_epi32(_mm256_srai_epi32(bits, 31), 1);
+  const __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+  return _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(_mm256_xor_si256(bits, negative)),
+                                              _mm256_set1_ps(-0.0F), nan));
+}
+
+KVEVICT_AVX2 inline void order_keys(const float* x, std::size_t n, std::uint32_t* keys) noexcept {
+  const __m256i top = _mm256_castps_si256(_mm256_set1_ps(-0.0F));
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(keys + i),
+                        _mm256_xor_si256(signed_keys(_mm256_loadu_ps(x + i)), top));
+  }
+  scalar::order_keys(x + i, n - i, keys + i);
+}
+
+[[nodiscard]] KVEVICT_AVX2 inline std::uint32_t lowest_key(const float* x, std::size_t n) noexcept {
+  __m256i lowest[2] = {_mm256_set1_epi32(std::numeric_limits<std::int32_t>::max()),
+                       _mm256_set1_epi32(std::numeric_limits<std::int32_t>::max())};
+  std::size_t i = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    lowest[0] = _mm256_min_epi32(lowest[0], signed_keys(_mm256_loadu_ps(x + i)));
+    lowest[1] = _mm256_min_epi32(lowest[1], signed_keys(_mm256_loadu_ps(x + i + kLanes)));
+  }
+  alignas(32) std::array<std::int32_t, kLanes> lanes;
+  _mm256_store_si256(reinterpret_cast<__m256i*>(lanes.data()),
+                     _mm256_min_epi32(lowest[0], lowest[1]));
+  const std::int32_t least = *std::min_element(lanes.begin(), lanes.end());
+  return std::min(static_cast<std::uint32_t>(least) ^ 0x80000000U,
+                  scalar::lowest_key(x + i, n - i));
+}
+
+[[nodiscard]] KVEVICT_AVX2 inline KeyBits compare_keys(const float* x, std::size_t n,
+                                                       std::uint32_t lowest,
+                                                       std::uint32_t highest) noexcept {
+  const __m256i lowest_i32x8 = _mm256_set1_epi32(static_cast<std::int32_t>(lowest ^ 0x80000000U));
+  const __m256i highest_i32x8 = _mm256_set1_epi32(static_cast<std::int32_t>(highest ^ 0x80000000U));
+  std::uint64_t above = 0;
+  std::uint64_t below = 0;
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const __m256i keys = signed_keys(_mm256_loadu_ps(x + i));
+    const __m256 over = _mm256_castsi256_ps(_mm256_cmpgt_epi32(keys, highest_i32x8));
+    const __m256 under = _mm256_castsi256_ps(_mm256_cmpgt_epi32(lowest_i32x8, keys));
+    above |= std::uint64_t{static_cast<std::uint32_t>(_mm256_movemask_ps(over))} << i;
+    below |= std::uint64_t{static_cast<std::uint32_t>(_mm256_movemask_ps(under))} << i;
+  }
+  const std::uint64_t whole = i < 64 ? (std::uint64_t{1} << i) - 1 : ~std::uint64_t{0};
+  KeyBits bits{above, whole & ~above & ~below};
+  if (i < n) {
+    const KeyBits rest = scalar::compare_keys(x + i, n - i, lowest, highest);
+    bits.above |= rest.above << i;
+    bits.inside |= rest.inside << i;
+  }
+  return bits;
+}
+
+inline constexpr KernelSet kSet{
+    .isa = Isa::kAvx2,
+    .widen = widen,
+    .row_dots = row_dots,
+    .row_norms = row_norms,
+    .row_variances = row_variances,
+    .projected_norms = projected_norms,
+    .band_lengths = band_lengths,
+    .squared_distance = squared_distance,
+    .sum = sum,
+    .max_value = max_value,
+    .scale = scale,
+    .standardise = standardise,
+    .scale_logits = scale_logits,
+    .take_ranges = take_ranges,
+    .scale_channels = scale_channels,
+    .soft_cap = soft_cap,
+    .exp_shifted = exp_shifted,
+    .add = add,
+    .add_squared = add_squared,
+    .add_product = add_product,
+    .take_max = take_max,
+    .ema = ema,
+    .average_pool = average_pool,
+    .max_pool = max_pool,
+    .order_keys = order_keys,
+    .lowest_key = lowest_key,
+    .compare_keys = compare_keys,
+};
 
 }  // namespace kernels::avx2
 KVEVICT_NAMESPACE_END

@@ -3,6 +3,7 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/element_type.hpp"
+#include "kvevict/kernels/avx2.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/kernels/scalar.hpp"
 
@@ -85,36 +86,102 @@ KVEVICT_AVX512 inline void widen_as(const std::byte* source, std::size_t n,
   }
 }
 
-// kQueries x kRows products at once: each row element is loaded once for all queries.
-template <ElementType kType, std::size_t kQueries, std::size_t kRows>
+/// Sums of the lanes of sixteen vectors, each in the order of reduce(): that of rows[r][q] is lane
+/// r of quarter q.
+[[nodiscard]] KVEVICT_AVX512 inline __m512 reduce_each(const __m512 (&rows)[4][4]) noexcept {
+  __m512 quarters[4];
+  for (std::size_t r = 0; r < 4; ++r) {
+    __m512 halves[2];
+    for (std::size_t i = 0; i < 2; ++i) {
+      const __m512 first = rows[r][2 * i];
+      const __m512 second = rows[r][2 * i + 1];
+      halves[i] = _mm512_add_ps(_mm512_maskz_shuffle_f32x4(kAll16, first, second, 0x44),
+                                _mm512_maskz_shuffle_f32x4(kAll16, first, second, 0xEE));
+    }
+    quarters[r] = _mm512_add_ps(_mm512_maskz_shuffle_f32x4(kAll16, halves[0], halves[1], 0x88),
+                                _mm512_maskz_shuffle_f32x4(kAll16, halves[0], halves[1], 0xDD));
+  }
+  __m512 eighths[2];
+  for (std::size_t i = 0; i < 2; ++i) {
+    eighths[i] =
+        _mm512_add_ps(_mm512_maskz_shuffle_ps(kAll16, quarters[2 * i], quarters[2 * i + 1], 0x44),
+                      _mm512_maskz_shuffle_ps(kAll16, quarters[2 * i], quarters[2 * i + 1], 0xEE));
+  }
+  return _mm512_add_ps(_mm512_maskz_shuffle_ps(kAll16, eighths[0], eighths[1], 0x88),
+                       _mm512_maskz_shuffle_ps(kAll16, eighths[0], eighths[1], 0xDD));
+}
+
+/// The product of one query with one row.
+template <ElementType kType>
+[[nodiscard]] KVEVICT_AVX512 inline float dot(const float* query, const std::byte* row,
+                                              std::size_t dim) noexcept {
+  __m512 sum_f32x16 = _mm512_setzero_ps();
+  for (std::size_t c = 0; c < dim; c += kLanes) {
+    const __mmask16 mask = first_lanes(dim - c);
+    sum_f32x16 = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(mask, query + c), load<kType>(row, c, mask),
+                                 sum_f32x16);
+  }
+  return reduce(sum_f32x16);
+}
+
+/// The products of `kQueries` (1 or 4) queries with four rows: each element is loaded once for all.
+/// `kWhole` says that dim is a multiple of sixteen.
+template <ElementType kType, std::size_t kQueries, bool kWhole>
 KVEVICT_AVX512 inline void dot_tile(const float* queries, std::ptrdiff_t query_stride,
                                     const std::byte* rows, std::ptrdiff_t row_stride_bytes,
                                     std::size_t dim, float* out,
                                     std::ptrdiff_t out_stride) noexcept {
-  __m512 sum_f32x16[kQueries][kRows];
-  for (auto& query : sum_f32x16) {
-    for (auto& sum : query)
-      sum = _mm512_setzero_ps();
+  __m512 sums[4][4];
+  for (std::size_t r = 0; r < 4; ++r) {
+    for (std::size_t q = 0; q < 4; ++q)
+      sums[r][q] = _mm512_setzero_ps();
   }
   for (std::size_t c = 0; c < dim; c += kLanes) {
-    const __mmask16 mask = first_lanes(dim - c);
-    __m512 row_f32x16[kRows];
-    for (std::size_t r = 0; r < kRows; ++r) {
-      row_f32x16[r] =
-          load<kType>(rows + static_cast<std::ptrdiff_t>(r) * row_stride_bytes, c, mask);
-    }
+    const __mmask16 mask = kWhole ? kAll16 : first_lanes(dim - c);
+    __m512 query[kQueries];
     for (std::size_t q = 0; q < kQueries; ++q) {
-      const __m512 query_f32x16 =
+      query[q] =
           _mm512_maskz_loadu_ps(mask, queries + static_cast<std::ptrdiff_t>(q) * query_stride + c);
-      for (std::size_t r = 0; r < kRows; ++r) {
-        sum_f32x16[q][r] = _mm512_fmadd_ps(query_f32x16, row_f32x16[r], sum_f32x16[q][r]);
-      }
+    }
+    for (std::size_t r = 0; r < 4; ++r) {
+      const __m512 row =
+          load<kType>(rows + static_cast<std::ptrdiff_t>(r) * row_stride_bytes, c, mask);
+      for (std::size_t q = 0; q < kQueries; ++q)
+        sums[r][q] = _mm512_fmadd_ps(query[q], row, sums[r][q]);
     }
   }
-  for (std::size_t q = 0; q < kQueries; ++q) {
-    for (std::size_t r = 0; r < kRows; ++r) {
-      out[static_cast<std::ptrdiff_t>(q) * out_stride + static_cast<std::ptrdiff_t>(r)] =
-          reduce(sum_f32x16[q][r]);
+  const __m512 all = reduce_each(sums);
+  _mm_storeu_ps(out, _mm512_maskz_extractf32x4_ps(kAll8, all, 0));
+  if constexpr (kQueries == 4) {
+    _mm_storeu_ps(out + out_stride, _mm512_maskz_extractf32x4_ps(kAll8, all, 1));
+    _mm_storeu_ps(out + 2 * out_stride, _mm512_maskz_extractf32x4_ps(kAll8, all, 2));
+    _mm_storeu_ps(out + 3 * out_stride, _mm512_maskz_extractf32x4_ps(kAll8, all, 3));
+  }
+}
+
+/// The products of many queries with four rows; from `next` on lie the rows of `all` that follow.
+template <ElementType kType, bool kWhole>
+KVEVICT_AVX512 inline void dot_four(const float* queries, std::size_t num_queries,
+                                    std::ptrdiff_t query_stride, const std::byte* rows,
+                                    std::ptrdiff_t row_stride_bytes, std::size_t dim, float* out,
+                                    std::ptrdiff_t out_stride, const RowBlock& all,
+                                    std::size_t next) noexcept {
+  const std::size_t num_tiles = (num_queries + 3) / 4;
+  const std::size_t rows_per_tile = num_tiles < 4 ? (4 + num_tiles - 1) / num_tiles : 1;
+  const std::size_t last = next + 4;
+  for (std::size_t q = 0; q < num_queries;) {
+    avx2::prefetch_rows(all, std::min(next, last), std::min(next + rows_per_tile, last));
+    next += rows_per_tile;
+    const float* query = queries + static_cast<std::ptrdiff_t>(q) * query_stride;
+    float* target = out + static_cast<std::ptrdiff_t>(q) * out_stride;
+    if (q + 4 <= num_queries) {
+      dot_tile<kType, 4, kWhole>(query, query_stride, rows, row_stride_bytes, dim, target,
+                                 out_stride);
+      q += 4;
+    } else {
+      dot_tile<kType, 1, kWhole>(query, query_stride, rows, row_stride_bytes, dim, target,
+                                 out_stride);
+      ++q;
     }
   }
 }
@@ -123,30 +190,39 @@ template <ElementType kType>
 KVEVICT_AVX512 inline void row_dots_as(const float* queries, std::size_t num_queries,
                                        std::ptrdiff_t query_stride, const RowBlock& rows,
                                        float* out, std::ptrdiff_t out_stride) noexcept {
-  constexpr std::size_t kTile = 4;
-  for (std::size_t i = 0; i < rows.num_rows; i += kTile) {
-    const std::byte* row = scalar::row_of(rows, i);
-    const std::size_t num_rows = std::min(kTile, rows.num_rows - i);
-    for (std::size_t q = 0; q < num_queries;) {
-      const float* query = queries + static_cast<std::ptrdiff_t>(q) * query_stride;
-      float* target =
-          out + static_cast<std::ptrdiff_t>(q) * out_stride + static_cast<std::ptrdiff_t>(i);
-      if (num_rows == kTile && q + kTile <= num_queries) {
-        dot_tile<kType, kTile, kTile>(query, query_stride, row, rows.stride_bytes, rows.dim, target,
-                                      out_stride);
-        q += kTile;
-        continue;
-      }
-      if (num_rows == kTile) {
-        dot_tile<kType, 1, kTile>(query, query_stride, row, rows.stride_bytes, rows.dim, target,
-                                  out_stride);
+  constexpr std::size_t kRows = 4;
+  // From a few queries on it pays to widen four rows once for all of them.
+  const bool widens =
+      kType != ElementType::kF32 && num_queries > 4 && rows.dim <= avx2::kMaxWidenedDim;
+  alignas(64) float widened[kType == ElementType::kF32 ? 1 : kRows * avx2::kMaxWidenedDim];
+  const bool whole = rows.dim % kLanes == 0;
+  std::size_t i = 0;
+  for (; i + kRows <= rows.num_rows; i += kRows) {
+    if (widens) {
+      for (std::size_t r = 0; r < kRows; ++r)
+        widen_as<kType>(scalar::row_of(rows, i + r), rows.dim, widened + r * rows.dim);
+      const auto stride = static_cast<std::ptrdiff_t>(rows.dim * sizeof(float));
+      const auto* block = reinterpret_cast<const std::byte*>(widened);
+      if (whole) {
+        dot_four<ElementType::kF32, true>(queries, num_queries, query_stride, block, stride,
+                                          rows.dim, out + i, out_stride, rows, i + kRows);
       } else {
-        for (std::size_t r = 0; r < num_rows; ++r) {
-          dot_tile<kType, 1, 1>(query, query_stride, scalar::row_of(rows, i + r), rows.stride_bytes,
-                                rows.dim, target + r, out_stride);
-        }
+        dot_four<ElementType::kF32, false>(queries, num_queries, query_stride, block, stride,
+                                           rows.dim, out + i, out_stride, rows, i + kRows);
       }
-      ++q;
+    } else if (whole) {
+      dot_four<kType, true>(queries, num_queries, query_stride, scalar::row_of(rows, i),
+                            rows.stride_bytes, rows.dim, out + i, out_stride, rows, i + kRows);
+    } else {
+      dot_four<kType, false>(queries, num_queries, query_stride, scalar::row_of(rows, i),
+                             rows.stride_bytes, rows.dim, out + i, out_stride, rows, i + kRows);
+    }
+  }
+  for (; i < rows.num_rows; ++i) {
+    for (std::size_t q = 0; q < num_queries; ++q) {
+      out[static_cast<std::ptrdiff_t>(q) * out_stride + static_cast<std::ptrdiff_t>(i)] =
+          dot<kType>(queries + static_cast<std::ptrdiff_t>(q) * query_stride,
+                     scalar::row_of(rows, i), rows.dim);
     }
   }
 }
@@ -287,6 +363,12 @@ KVEVICT_AVX512 inline void projected_norms(const float* factor, RowBlock rows,
   return reduce(_mm512_add_pd(low_f64x8, high_f64x8));
 }
 
+[[nodiscard]] KVEVICT_AVX512 inline float largest_lane(__m512 x_f32x16) noexcept {
+  alignas(64) std::array<float, kLanes> lanes;
+  _mm512_store_ps(lanes.data(), x_f32x16);
+  return *std::max_element(lanes.begin(), lanes.end());
+}
+
 [[nodiscard]] KVEVICT_AVX512 inline float max_value(const float* x, std::size_t n) noexcept {
   __m512 largest_f32x16 = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
   for (std::size_t i = 0; i < n; i += kLanes) {
@@ -295,9 +377,7 @@ KVEVICT_AVX512 inline void projected_norms(const float* factor, RowBlock rows,
     largest_f32x16 = _mm512_mask_max_ps(largest_f32x16, mask, _mm512_maskz_loadu_ps(mask, x + i),
                                         largest_f32x16);
   }
-  alignas(64) std::array<float, kLanes> lanes;
-  _mm512_store_ps(lanes.data(), largest_f32x16);
-  return *std::max_element(lanes.begin(), lanes.end());
+  return largest_lane(largest_f32x16);
 }
 
 KVEVICT_AVX512 inline void scale(float factor, std::size_t n, float* x) noexcept {
@@ -307,6 +387,24 @@ KVEVICT_AVX512 inline void scale(float factor, std::size_t n, float* x) noexcept
     _mm512_mask_storeu_ps(x + i, mask,
                           _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + i), factor_f32x16));
   }
+}
+
+KVEVICT_AVX512 inline std::size_t scale_logits(float factor, std::size_t n, float* x,
+                                               float& largest) noexcept {
+  const __m512 factor_f32x16 = _mm512_set1_ps(factor);
+  const __m512 finite_f32x16 = _mm512_set1_ps(std::numeric_limits<float>::max());
+  __m512 largest_f32x16 = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  std::size_t non_finite = 0;
+  for (std::size_t i = 0; i < n; i += kLanes) {
+    const __mmask16 mask = first_lanes(n - i);
+    const __m512 x_f32x16 = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + i), factor_f32x16);
+    _mm512_mask_storeu_ps(x + i, mask, x_f32x16);
+    largest_f32x16 = _mm512_mask_max_ps(largest_f32x16, mask, x_f32x16, largest_f32x16);
+    const __mmask16 wrong = _mm512_mask_cmp_ps_mask(mask, x_f32x16, finite_f32x16, _CMP_NLE_UQ);
+    non_finite += static_cast<std::size_t>(std::popcount(static_cast<unsigned>(wrong)));
+  }
+  largest = largest_lane(largest_f32x16);
+  return non_finite;
 }
 
 /// exp for finite and infinite x, not NaN: x = k ln 2 + r, exp(r) by a polynomial of degree 6
@@ -347,6 +445,39 @@ KVEVICT_AVX512 inline double exp_shifted(float shift, std::size_t n, float* x) n
     high_f64x8 = _mm512_add_pd(high_f64x8, high_half(e_f32x16));
   }
   return reduce(_mm512_add_pd(low_f64x8, high_f64x8));
+}
+
+/// tanh: near zero an odd polynomial (the minimax one of the Cephes library), 1 - 2 / (e^2x + 1)
+/// elsewhere; relative error below 2e-7.
+[[nodiscard]] KVEVICT_AVX512 inline __m512 tanh_f32x16(__m512 x) noexcept {
+  const __m512 one = _mm512_set1_ps(1.0F);
+  // From 10 on it is 1.
+  const __m512 magnitude = _mm512_maskz_min_ps(kAll16, _mm512_abs_ps(x), _mm512_set1_ps(10.0F));
+  const __m512 square = _mm512_mul_ps(x, x);
+  __m512 p = _mm512_set1_ps(-5.70498872745e-3F);
+  p = _mm512_fmadd_ps(p, square, _mm512_set1_ps(2.06390887954e-2F));
+  p = _mm512_fmadd_ps(p, square, _mm512_set1_ps(-5.37397155531e-2F));
+  p = _mm512_fmadd_ps(p, square, _mm512_set1_ps(1.33314422036e-1F));
+  p = _mm512_fmadd_ps(p, square, _mm512_set1_ps(-3.33332819422e-1F));
+  const __m512 near_zero = _mm512_fmadd_ps(_mm512_mul_ps(p, square), x, x);
+  const __m512 e = exp_f32x16(_mm512_add_ps(magnitude, magnitude));
+  const __m512 far = _mm512_sub_ps(one, _mm512_div_ps(_mm512_set1_ps(2.0F), _mm512_add_ps(e, one)));
+  const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_set1_ps(0.0F), _CMP_LT_OQ);
+  const __m512 signed_far = _mm512_mask_sub_ps(far, negative, _mm512_set1_ps(0.0F), far);
+  const __mmask16 is_far = _mm512_cmp_ps_mask(magnitude, _mm512_set1_ps(0.625F), _CMP_GE_OQ);
+  return _mm512_mask_mov_ps(near_zero, is_far, signed_far);
+}
+
+KVEVICT_AVX512 inline void soft_cap(float cap, std::size_t n, float* x) noexcept {
+  const __m512 cap_f32x16 = _mm512_set1_ps(cap);
+  for (std::size_t i = 0; i < n; i += kLanes) {
+    const __mmask16 mask = first_lanes(n - i);
+    const __m512 x_f32x16 = _mm512_maskz_loadu_ps(mask, x + i);
+    const __m512 capped =
+        _mm512_mul_ps(cap_f32x16, tanh_f32x16(_mm512_div_ps(x_f32x16, cap_f32x16)));
+    const __mmask16 nan = _mm512_cmp_ps_mask(x_f32x16, x_f32x16, _CMP_UNORD_Q);
+    _mm512_mask_storeu_ps(x + i, mask, _mm512_mask_mov_ps(capped, nan, x_f32x16));
+  }
 }
 
 /// Lanes of x that are neither infinite nor NaN.
@@ -492,25 +623,35 @@ KVEVICT_AVX512 inline void max_pool(const float* x, std::size_t n, std::size_t k
     out[i] = scalar::window_max(x, i - reach, std::min(n, i + reach + 1));
 }
 
-inline constexpr KernelSet kSet{Isa::kAvx512,
-                                widen,
-                                row_dots,
-                                row_norms,
-                                scalar::row_variances,
-                                projected_norms,
-                                squared_distance,
-                                sum,
-                                max_value,
-                                scale,
-                                scalar::soft_cap,
-                                exp_shifted,
-                                add,
-                                add_squared,
-                                add_product,
-                                take_max,
-                                ema,
-                                average_pool,
-                                max_pool};
+inline constexpr KernelSet kSet{
+    .isa = Isa::kAvx512,
+    .widen = widen,
+    .row_dots = row_dots,
+    .row_norms = row_norms,
+    .row_variances = avx2::row_variances,
+    .projected_norms = projected_norms,
+    .band_lengths = avx2::band_lengths,
+    .squared_distance = squared_distance,
+    .sum = sum,
+    .max_value = max_value,
+    .scale = scale,
+    .standardise = avx2::standardise,
+    .scale_logits = scale_logits,
+    .take_ranges = avx2::take_ranges,
+    .scale_channels = avx2::scale_channels,
+    .soft_cap = soft_cap,
+    .exp_shifted = exp_shifted,
+    .add = add,
+    .add_squared = add_squared,
+    .add_product = add_product,
+    .take_max = take_max,
+    .ema = ema,
+    .average_pool = average_pool,
+    .max_pool = max_pool,
+    .order_keys = avx2::order_keys,
+    .lowest_key = avx2::lowest_key,
+    .compare_keys = avx2::compare_keys,
+};
 
 }  // namespace kernels::avx512
 KVEVICT_NAMESPACE_END

@@ -47,6 +47,12 @@ enum class PoolEdge : std::uint8_t {
   return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
 }
 
+/// Entries of a word of 64, by where their order keys lie.
+struct KeyBits {
+  std::uint64_t above;
+  std::uint64_t inside;
+};
+
 /// The scoring core for one instruction set. `scalar` defines what is correct; every other set
 /// holds the same functions. Stored rows need no alignment, floats that of a float; lengths may be
 /// zero, nothing allocates.
@@ -75,6 +81,10 @@ struct KernelSet {
   /// by linalg's gram_cholesky: with C C^T = W W^T this is || row_i W ||_2 (papers: LaProx 2.1).
   void (*projected_norms)(const float* factor, RowBlock rows, float* out) noexcept;
 
+  /// out[i * dim / 2 + f] = length of band f of row i, the channels f and dim / 2 + f, or 2 f and
+  /// 2 f + 1 where the pairs of a rotary embedding are `interleaved`. dim is even.
+  void (*band_lengths)(RowBlock rows, bool interleaved, float* out) noexcept;
+
   /// Sum of (a[i] - b[i])^2, in double.
   double (*squared_distance)(const float* a, const float* b, std::size_t n) noexcept;
 
@@ -86,6 +96,19 @@ struct KernelSet {
 
   /// x[i] = factor * x[i].
   void (*scale)(float factor, std::size_t n, float* x) noexcept;
+
+  /// x[i] = (x[i] - mean) * factor, in double until it is stored.
+  void (*standardise)(double mean, double factor, std::size_t n, float* x) noexcept;
+
+  /// scale for logits: `largest` becomes the largest product, NaN ignored, -infinity if there is
+  /// none. Returns how many are NaN or +infinity (rule R4).
+  std::size_t (*scale_logits)(float factor, std::size_t n, float* x, float& largest) noexcept;
+
+  /// low[i] = min(low[i], x[i]) and high[i] = max(high[i], x[i]), NaN passed over.
+  void (*take_ranges)(const float* x, std::size_t n, float* low, float* high) noexcept;
+
+  /// x[i] = (x[i] - low[i]) / divisors[i]; 0 where that is not finite.
+  void (*scale_channels)(const float* low, const float* divisors, std::size_t n, float* x) noexcept;
 
   /// x[i] = cap * tanh(x[i] / cap), the logit soft cap of Gemma-like models; cap > 0.
   void (*soft_cap)(float cap, std::size_t n, float* x) noexcept;
@@ -118,6 +141,17 @@ struct KernelSet {
   /// Centred maximum over `kernel` (odd) neighbours, cut at the ends. A NaN counts only where all
   /// entries under the kernel are NaN. x and out do not overlap.
   void (*max_pool)(const float* x, std::size_t n, std::size_t kernel, float* out) noexcept;
+
+  /// keys[i] = order_key(x[i]).
+  void (*order_keys)(const float* x, std::size_t n, std::uint32_t* keys) noexcept;
+
+  /// Smallest order_key of x; the largest integer if there is none.
+  std::uint32_t (*lowest_key)(const float* x, std::size_t n) noexcept;
+
+  /// Which of n <= 64 entries have an order_key above `highest`, and which one of `lowest` to
+  /// `highest`: bit i for x[i].
+  KeyBits (*compare_keys)(const float* x, std::size_t n, std::uint32_t lowest,
+                          std::uint32_t highest) noexcept;
 };
 
 }  // namespace kernels

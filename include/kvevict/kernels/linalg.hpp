@@ -31,13 +31,6 @@ using DoubleMap = Eigen::Map<DoubleMatrix, Eigen::Unaligned>;
 
 }  // namespace detail
 
-/// Replaces each of `n` values by its square root. A loop over std::sqrt is not vectorised, because
-/// it may set errno.
-inline void square_roots(float* values, std::size_t n) noexcept {
-  Eigen::Map<Eigen::ArrayXf> all(values, static_cast<Eigen::Index>(n));
-  all = all.sqrt();
-}
-
 /// The lower-triangular `factor` C [dim, dim] (row-major, zeros above the diagonal) with C C^T =
 /// `gram` [dim, dim], which is symmetric and positive semidefinite of any rank, and is overwritten:
 /// where a pivot is lost in rounding, its column is zero. Allocates nothing.

@@ -230,6 +230,23 @@ inline void scale(float factor, std::size_t n, float* x) noexcept {
   scalar::scale(factor, n - i, x + i);
 }
 
+inline std::size_t scale_logits(float factor, std::size_t n, float* x, float& largest) noexcept {
+  const float32x4_t finite_f32x4 = vdupq_n_f32(std::numeric_limits<float>::max());
+  float32x4_t largest_f32x4 = vdupq_n_f32(-std::numeric_limits<float>::infinity());
+  std::size_t non_finite = 0;
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const float32x4_t x_f32x4 = vmulq_n_f32(vld1q_f32(x + i), factor);
+    vst1q_f32(x + i, x_f32x4);
+    largest_f32x4 = vmaxnmq_f32(largest_f32x4, x_f32x4);
+    non_finite += kLanes - vaddvq_u32(vshrq_n_u32(vcleq_f32(x_f32x4, finite_f32x4), 31));
+  }
+  float rest;
+  non_finite += scalar::scale_logits(factor, n - i, x + i, rest);
+  largest = std::max(vmaxnmvq_f32(largest_f32x4), rest);
+  return non_finite;
+}
+
 /// exp for x <= 88 and -infinity, not NaN: x = k ln 2 + r, exp(r) by a polynomial of degree 6
 /// (relative error below 2e-7), scaled by 2^k. Results below the smallest normal float are 0.
 [[nodiscard]] inline float32x4_t exp_f32x4(float32x4_t x) noexcept {
@@ -247,23 +264,57 @@ inline void scale(float factor, std::size_t n, float* x) noexcept {
 }
 
 inline double exp_shifted(float shift, std::size_t n, float* x) noexcept {
-  // Larger than the shift by more than this is left to the scalar form, which may overflow.
-  constexpr float kLargest = 80.0F;
-  if (!(shift < std::numeric_limits<float>::infinity()) || max_value(x, n) - shift > kLargest) {
+  if (!(shift < std::numeric_limits<float>::infinity()))
     return scalar::exp_shifted(shift, n, x);
-  }
+  // Larger than the shift by more than this is left to the scalar form, which may overflow.
+  const float32x4_t largest_f32x4 = vdupq_n_f32(80.0F);
+  double overflowing = 0.0;
   float64x2_t sum_f64x2 = vdupq_n_f64(0.0);
   std::size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     const float32x4_t x_f32x4 = vld1q_f32(x + i);
+    const float32x4_t shifted_f32x4 = vsubq_f32(x_f32x4, vdupq_n_f32(shift));
+    if (vmaxvq_u32(vcgtq_f32(shifted_f32x4, largest_f32x4)) != 0) {
+      overflowing += scalar::exp_shifted(shift, kLanes, x + i);
+      continue;
+    }
     const uint32x4_t counted = vceqq_f32(x_f32x4, x_f32x4);
-    const float32x4_t e_f32x4 =
-        vbslq_f32(counted, exp_f32x4(vsubq_f32(x_f32x4, vdupq_n_f32(shift))), vdupq_n_f32(0.0F));
+    const float32x4_t e_f32x4 = vbslq_f32(counted, exp_f32x4(shifted_f32x4), vdupq_n_f32(0.0F));
     vst1q_f32(x + i, e_f32x4);
     sum_f64x2 = vaddq_f64(
         sum_f64x2, vaddq_f64(vcvt_f64_f32(vget_low_f32(e_f32x4)), vcvt_high_f64_f32(e_f32x4)));
   }
-  return vaddvq_f64(sum_f64x2) + scalar::exp_shifted(shift, n - i, x + i);
+  return vaddvq_f64(sum_f64x2) + overflowing + scalar::exp_shifted(shift, n - i, x + i);
+}
+
+/// tanh: near zero an odd polynomial (the minimax one of the Cephes library), 1 - 2 / (e^2x + 1)
+/// elsewhere; relative error below 2e-7.
+[[nodiscard]] inline float32x4_t tanh_f32x4(float32x4_t x) noexcept {
+  const float32x4_t one = vdupq_n_f32(1.0F);
+  // From 10 on it is 1.
+  const float32x4_t magnitude = vminq_f32(vabsq_f32(x), vdupq_n_f32(10.0F));
+  const float32x4_t square = vmulq_f32(x, x);
+  float32x4_t p = vdupq_n_f32(-5.70498872745e-3F);
+  for (const float coefficient :
+       {2.06390887954e-2F, -5.37397155531e-2F, 1.33314422036e-1F, -3.33332819422e-1F}) {
+    p = vfmaq_f32(vdupq_n_f32(coefficient), p, square);
+  }
+  const float32x4_t near_zero = vfmaq_f32(x, vmulq_f32(p, square), x);
+  const float32x4_t e = exp_f32x4(vaddq_f32(magnitude, magnitude));
+  const float32x4_t far = vsubq_f32(one, vdivq_f32(vdupq_n_f32(2.0F), vaddq_f32(e, one)));
+  const float32x4_t signed_far = vbslq_f32(vdupq_n_u32(0x80000000U), x, far);
+  return vbslq_f32(vcgeq_f32(magnitude, vdupq_n_f32(0.625F)), signed_far, near_zero);
+}
+
+inline void soft_cap(float cap, std::size_t n, float* x) noexcept {
+  const float32x4_t cap_f32x4 = vdupq_n_f32(cap);
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const float32x4_t x_f32x4 = vld1q_f32(x + i);
+    const float32x4_t capped = vmulq_f32(cap_f32x4, tanh_f32x4(vdivq_f32(x_f32x4, cap_f32x4)));
+    vst1q_f32(x + i, vbslq_f32(vceqq_f32(x_f32x4, x_f32x4), capped, x_f32x4));
+  }
+  scalar::soft_cap(cap, n - i, x + i);
 }
 
 /// Where `sample` is finite, y becomes `next`; returns how many lanes were not.
@@ -338,25 +389,35 @@ inline std::size_t ema(float decay, const float* sample, std::size_t n, float* s
   return skipped + scalar::ema(decay, sample + i, n - i, state + i);
 }
 
-inline constexpr KernelSet kSet{Isa::kNeon,
-                                widen,
-                                row_dots,
-                                row_norms,
-                                scalar::row_variances,
-                                projected_norms,
-                                squared_distance,
-                                sum,
-                                max_value,
-                                scale,
-                                scalar::soft_cap,
-                                exp_shifted,
-                                add,
-                                add_squared,
-                                add_product,
-                                take_max,
-                                ema,
-                                scalar::average_pool,
-                                scalar::max_pool};
+inline constexpr KernelSet kSet{
+    .isa = Isa::kNeon,
+    .widen = widen,
+    .row_dots = row_dots,
+    .row_norms = row_norms,
+    .row_variances = scalar::row_variances,
+    .projected_norms = projected_norms,
+    .band_lengths = scalar::band_lengths,
+    .squared_distance = squared_distance,
+    .sum = sum,
+    .max_value = max_value,
+    .scale = scale,
+    .standardise = scalar::standardise,
+    .scale_logits = scale_logits,
+    .take_ranges = scalar::take_ranges,
+    .scale_channels = scalar::scale_channels,
+    .soft_cap = soft_cap,
+    .exp_shifted = exp_shifted,
+    .add = add,
+    .add_squared = add_squared,
+    .add_product = add_product,
+    .take_max = take_max,
+    .ema = ema,
+    .average_pool = scalar::average_pool,
+    .max_pool = scalar::max_pool,
+    .order_keys = scalar::order_keys,
+    .lowest_key = scalar::lowest_key,
+    .compare_keys = scalar::compare_keys,
+};
 
 }  // namespace kernels::neon
 KVEVICT_NAMESPACE_END

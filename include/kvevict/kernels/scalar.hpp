@@ -106,6 +106,23 @@ inline void projected_norms(const float* factor, RowBlock rows, float* out) noex
   }
 }
 
+/// Length of band f of a row with `num_bands` of them.
+[[nodiscard]] inline float band_length(const std::byte* row, ElementType type,
+                                       std::size_t num_bands, bool interleaved,
+                                       std::size_t f) noexcept {
+  const float x = load(row, type, interleaved ? 2 * f : f);
+  const float y = load(row, type, interleaved ? 2 * f + 1 : num_bands + f);
+  return std::sqrt(x * x + y * y);
+}
+
+inline void band_lengths(RowBlock rows, bool interleaved, float* out) noexcept {
+  const std::size_t n = rows.dim / 2;
+  for (std::size_t i = 0; i < rows.num_rows; ++i) {
+    for (std::size_t f = 0; f < n; ++f)
+      out[i * n + f] = band_length(row_of(rows, i), rows.type, n, interleaved, f);
+  }
+}
+
 [[nodiscard]] inline double squared_distance(const float* a, const float* b,
                                              std::size_t n) noexcept {
   double sum = 0.0;
@@ -135,6 +152,35 @@ inline void projected_norms(const float* factor, RowBlock rows, float* out) noex
 inline void scale(float factor, std::size_t n, float* x) noexcept {
   for (std::size_t i = 0; i < n; ++i)
     x[i] *= factor;
+}
+
+inline void standardise(double mean, double factor, std::size_t n, float* x) noexcept {
+  for (std::size_t i = 0; i < n; ++i)
+    x[i] = static_cast<float>((static_cast<double>(x[i]) - mean) * factor);
+}
+
+inline void take_ranges(const float* x, std::size_t n, float* low, float* high) noexcept {
+  for (std::size_t i = 0; i < n; ++i) {
+    low[i] = std::min(low[i], x[i]);
+    high[i] = std::max(high[i], x[i]);
+  }
+}
+
+inline void scale_channels(const float* low, const float* divisors, std::size_t n,
+                           float* x) noexcept {
+  for (std::size_t i = 0; i < n; ++i) {
+    const float scaled = (x[i] - low[i]) / divisors[i];
+    x[i] = std::isfinite(scaled) ? scaled : 0.0F;
+  }
+}
+
+inline std::size_t scale_logits(float factor, std::size_t n, float* x, float& largest) noexcept {
+  scale(factor, n, x);
+  largest = max_value(x, n);
+  std::size_t non_finite = 0;
+  for (std::size_t i = 0; i < n; ++i)
+    non_finite += x[i] <= std::numeric_limits<float>::max() ? 0 : 1;  // NaN too
+  return non_finite;
 }
 
 inline void soft_cap(float cap, std::size_t n, float* x) noexcept {
@@ -270,11 +316,58 @@ inline void max_pool(const float* x, std::size_t n, std::size_t kernel, float* o
   }
 }
 
-inline constexpr KernelSet kSet{Isa::kScalar,  widen,           row_dots,         row_norms,
-                                row_variances, projected_norms, squared_distance, sum,
-                                max_value,     scale,           soft_cap,         exp_shifted,
-                                add,           add_squared,     add_product,      take_max,
-                                ema,           average_pool,    max_pool};
+inline void order_keys(const float* x, std::size_t n, std::uint32_t* keys) noexcept {
+  for (std::size_t i = 0; i < n; ++i)
+    keys[i] = order_key(x[i]);
+}
+
+[[nodiscard]] inline std::uint32_t lowest_key(const float* x, std::size_t n) noexcept {
+  std::uint32_t lowest = std::numeric_limits<std::uint32_t>::max();
+  for (std::size_t i = 0; i < n; ++i)
+    lowest = std::min(lowest, order_key(x[i]));
+  return lowest;
+}
+
+[[nodiscard]] inline KeyBits compare_keys(const float* x, std::size_t n, std::uint32_t lowest,
+                                          std::uint32_t highest) noexcept {
+  KeyBits bits{0, 0};
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint32_t key = order_key(x[i]);
+    bits.above |= std::uint64_t{key > highest} << i;
+    bits.inside |= std::uint64_t{key >= lowest && key <= highest} << i;
+  }
+  return bits;
+}
+
+inline constexpr KernelSet kSet{
+    .isa = Isa::kScalar,
+    .widen = widen,
+    .row_dots = row_dots,
+    .row_norms = row_norms,
+    .row_variances = row_variances,
+    .projected_norms = projected_norms,
+    .band_lengths = band_lengths,
+    .squared_distance = squared_distance,
+    .sum = sum,
+    .max_value = max_value,
+    .scale = scale,
+    .standardise = standardise,
+    .scale_logits = scale_logits,
+    .take_ranges = take_ranges,
+    .scale_channels = scale_channels,
+    .soft_cap = soft_cap,
+    .exp_shifted = exp_shifted,
+    .add = add,
+    .add_squared = add_squared,
+    .add_product = add_product,
+    .take_max = take_max,
+    .ema = ema,
+    .average_pool = average_pool,
+    .max_pool = max_pool,
+    .order_keys = order_keys,
+    .lowest_key = lowest_key,
+    .compare_keys = compare_keys,
+};
 
 }  // namespace kernels::scalar
 KVEVICT_NAMESPACE_END

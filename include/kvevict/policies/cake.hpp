@@ -48,9 +48,10 @@ struct CAKEOptions {
 /// The authors cut layers one after another during the prompt pass, which saves its peak of memory.
 /// An engine that executes masks between passes has the same cache afterwards: what an early layer
 /// kept for a while is gone again once the later ones have their share. Budgets differ by
-/// roundings; `cascading` has those too. Open and chosen here: exact budgets with largest remainder
-/// and water-filling at n - window; the variance of a single row is 0; where all preferences are 0
-/// all layers are equal.
+/// roundings; `cascading` has those too. Open and chosen here: a prompt is cut where it exceeds C,
+/// in the authors' code where it exceeds C + window; exact budgets with largest remainder and
+/// water-filling at n - window; the variance of a single row is 0; where all preferences are 0 all
+/// layers are equal.
 struct CAKERecipe {
   using Options = CAKEOptions;
   static constexpr std::string_view kName = "CAKE";

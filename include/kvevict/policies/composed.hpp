@@ -18,7 +18,6 @@
 #include "kvevict/scoring/score_input.hpp"
 #include "kvevict/selection/pool_selection.hpp"
 
-#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstddef>
@@ -84,8 +83,9 @@ template <const std::string_view& kFirst, const std::string_view& kSecond>
 struct JoinedName {
   static constexpr std::array<char, kFirst.size() + kSecond.size()> kLetters = [] {
     std::array<char, kFirst.size() + kSecond.size()> letters{};
-    std::copy(kSecond.begin(), kSecond.end(),
-              std::copy(kFirst.begin(), kFirst.end(), letters.begin()));
+    // By index: pointers into a name that is joined itself are no constants in debug mode.
+    for (std::size_t i = 0; i < letters.size(); ++i)
+      letters[i] = i < kFirst.size() ? kFirst[i] : kSecond[i - kFirst.size()];
     return letters;
   }();
   static constexpr std::string_view kName{kLetters.data(), kLetters.size()};
@@ -424,7 +424,37 @@ class Composed {
     detail::check_recipe<R>(options, shape);
   }
 
-  static_assert(Allocator<Budgets, Signal>);
+  static_assert(
+      Allocator<Budgets, Signal>,
+      "an allocator has allocation(sequence) const, or allocation(sequence, signal) const");
+  static_assert(Selector<Selection, Signal> || std::same_as<Selection, std::tuple<>>,
+                "a selector has choose(lanes, quota, input) const, or with the signal behind");
+  // Optional members of a recipe that have other parameters would be passed over.
+  static_assert(
+      !requires { &R::selector; } || requires(const Options& o) { R::selector(o); },
+      "a recipe's selector takes (options)");
+  static_assert(
+      !requires { &R::allocation; } || requires { &R::allocator; } ||
+          requires(const Options& o) { R::allocation(o); },
+      "a recipe's allocation takes (options)");
+  static_assert(
+      !requires { &R::allocator; } ||
+          requires(const Options& o, const CacheShape& s) { R::allocator(o, s); },
+      "a recipe's allocator takes (options, shape)");
+  static_assert(
+      !requires { &R::check; } ||
+          requires(const Options& o, const CacheShape& s) { R::check(o, s); },
+      "a recipe's check takes (options, shape)");
+  static_assert(
+      !requires { &R::schedule; } || requires(const Options& o) { R::schedule(o); },
+      "a recipe's schedule takes (options)");
+  static_assert(
+      !requires { &R::scored_layer; } ||
+          requires(const Options& o) { R::scored_layer(o, std::size_t{}); },
+      "a recipe's scored_layer takes (options, layer)");
+  static_assert(
+      !requires { &R::added_inputs; } || requires(const Options& o) { R::added_inputs(o); },
+      "a recipe's added_inputs takes (options)");
 
   [[nodiscard]] std::size_t scored_layer(std::size_t layer) const noexcept {
     if constexpr (requires { R::scored_layer(options_, layer); }) {

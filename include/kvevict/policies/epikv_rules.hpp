@@ -25,7 +25,8 @@ KVEVICT_NAMESPACE_BEGIN
 // One keep-set for all layers and heads. The prompt is neither scored nor evicted; after each
 // decode step the cache is cut to K tokens, prompt included: the newest R stay and the best of the
 // rest. A prompt longer than K leaves D = max(K - P, 0) = 0 tokens to decoding and the cache at P.
-// D < R: the newest D stay. The last sampled token has neither KV nor score.
+// D < R: the newest D stay. The last sampled token has neither KV nor score. The paper has one
+// prompt; of several, none of whose tokens goes, the newest R may be some of a prompt's.
 
 /// Recent window of min(128, K / 4) tokens (appendix D).
 inline constexpr std::size_t kEpiKVRecency = std::numeric_limits<std::size_t>::max();

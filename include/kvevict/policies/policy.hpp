@@ -27,6 +27,7 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <string>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -119,13 +120,28 @@ template <class M>
 
 }  // namespace detail
 
+namespace detail {
+
+/// Whether a state keeps a fixed number of samples, so that one more pushes out another for good.
+template <class State>
+[[nodiscard]] constexpr bool forgets_oldest(const State& /*state*/) noexcept {
+  if constexpr (requires { State::kForgetsOldest; }) {
+    return State::kForgetsOldest;
+  } else {
+    return false;
+  }
+}
+
+}  // namespace detail
+
 /// An eviction policy for one sequence: the life of a cache, the same for every method.
 ///
 ///   begin -> [append, observe_*]... -> end_prefill -> ([append, observe_*], should_evict,
 ///   select, apply)... -> truncate / begin again / reset
 ///
-/// Copying the object forks the sequence. One object per sequence and thread. Only the
-/// constructor and the checks at the start of each call, O(lanes) at most, throw (InvalidArgument).
+/// Copying the object forks the sequence. One object per sequence and thread. The constructor
+/// throws InvalidArgument, and so does a call that does not fit the calls before it or whose shapes
+/// do not fit, by checks of O(lanes) at most.
 template <PolicyMethod Method>
 class Policy {
   template <class M>
@@ -173,7 +189,7 @@ class Policy {
         kernel_(&kernel),
         method_(options, shape),
         sequence_(kName, shape, method_.scope()),
-        max_rollback_(rollback_of(options)),
+        max_rollback_(rollback_of(options, method_)),
         scored_(wants_scores() ? shape.num_layers : 0) {
     detail::require(schedule().decode_interval > 0, kName, "decode_interval",
                     schedule().decode_interval, "must be > 0");
@@ -222,8 +238,9 @@ class Policy {
     return kChangesLength && (!protection.prompt || protection.prompt_gives_way);
   }
   /// How many tokens truncate takes back without loss to what is remembered of those before them.
-  /// It takes back any number; of more the doc of the option `max_rollback` says what is missing.
-  /// What accumulated scores took from the tokens stays in any case.
+  /// It takes back any number; of more the doc of the option `max_rollback` says what is missing. 0
+  /// where the newest rows or queries are remembered and new ones push out the oldest. What
+  /// accumulated scores took from the tokens stays in any case.
   [[nodiscard]] std::size_t max_rollback() const noexcept { return max_rollback_; }
 
   /// How many of the newest tokens' attention rows this step needs of `layer`; 0: none.
@@ -254,10 +271,7 @@ class Policy {
     const std::size_t wanted = wanted_attention_rows(layer);
     if (wanted == 0 || observed_[layer] != 0)
       return;
-    check_rows(rows.data, rows.num_q_heads, rows.num_rows, rows.head_stride, wanted);
-    detail::require(
-        std::cmp_greater_equal(rows.row_stride, longest_lane(layer)) || rows.num_rows == 1, kName,
-        "AttentionRows.row_stride", rows.row_stride, "must cover the longest lane");
+    check_rows("AttentionRows", rows, wanted, longest_lane(layer));
     for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
       visit_given_rows(rows, shape_, layer, head, sequence_.seq_len(layer, head),
                        sequence_.length(), wanted,
@@ -275,10 +289,7 @@ class Policy {
     const std::size_t wanted = wanted_attention_rows(layer);
     if (wanted == 0 || observed_[layer] != 0)
       return;
-    check_rows(queries.data, queries.num_q_heads, queries.num_rows, queries.head_stride, wanted);
-    detail::require(
-        std::cmp_greater_equal(queries.row_stride, shape_.head_dim) || queries.num_rows == 1, kName,
-        "QueryRows.row_stride", queries.row_stride, "must cover head_dim");
+    check_rows("QueryRows", queries, wanted, shape_.head_dim);
     detail::require(queries.sink_logits.empty() || queries.sink_logits.size() == shape_.num_q_heads,
                     kName, "QueryRows.sink_logits.size()", queries.sink_logits.size(),
                     "must be 0 or num_q_heads");
@@ -439,8 +450,13 @@ class Policy {
                     kName, "KeepMask.num_lanes", mask.num_lanes(), "must fit the policy's scope");
     for (std::size_t lane = 0; lane < sequence_.num_lanes(); ++lane) {
       const std::size_t len = mask.lane_len(sequence_.mask_lane(mask, lane));
-      detail::require(len == sequence_.seq_len(lane), kName, "KeepMask.seq_len", len,
-                      "must be the number of slots that the policy knows");
+      if (len != sequence_.seq_len(lane)) {
+        detail::throw_invalid_field(kName, "KeepMask.seq_len", len,
+                                    std::string("must be ")
+                                        .append(std::to_string(sequence_.seq_len(lane)))
+                                        .append(", the slots that the policy knows of lane ")
+                                        .append(std::to_string(lane)));
+      }
     }
     close_step();
     // A mask that select did not make, or not last, has no report.
@@ -528,11 +544,14 @@ class Policy {
       selection_.score_by_mask(kScores<const Method>);
   }
 
-  [[nodiscard]] static std::size_t rollback_of(const Options& options) noexcept {
+  [[nodiscard]] static std::size_t rollback_of(const Options& options, Method& method) noexcept {
     if constexpr (requires { options.max_rollback; }) {
       return options.max_rollback;
     } else {
-      return std::numeric_limits<std::size_t>::max();
+      const bool forgets =
+          std::apply([](const auto&... state) { return (detail::forgets_oldest(state) || ...); },
+                     method.state());
+      return forgets ? 0 : std::numeric_limits<std::size_t>::max();
     }
   }
   [[nodiscard]] bool chooses() const noexcept {
@@ -638,23 +657,37 @@ class Policy {
   void check_layer(std::size_t layer) const {
     detail::require(layer < shape_.num_layers, kName, "layer", layer, "must be < num_layers");
   }
-  void check_rows(const float* data, std::size_t num_q_heads, std::size_t num_rows,
-                  std::ptrdiff_t head_stride, std::size_t wanted) const {
-    detail::require(data != nullptr, kName, "data", 0, "must not be null");
-    detail::require(head_stride > 0 || num_q_heads == 1, kName, "head_stride", head_stride,
-                    "must be > 0");
-    detail::require(num_q_heads == shape_.num_q_heads, kName, "num_q_heads", num_q_heads,
-                    "must be that of the shape");
-    detail::require(num_rows >= wanted, kName, "num_rows", num_rows,
-                    "must be at least wanted_attention_rows()");
+  // Rows of `row_len` floats, of any order of heads and rows, that do not overlap.
+  template <class Given>
+  void check_rows(std::string_view name, const Given& given, std::size_t wanted,
+                  std::size_t row_len) const {
+    const auto check = [&](bool fits, std::string_view field, auto value,
+                           std::string_view requirement) {
+      if (!fits)
+        detail::throw_invalid_field(kName, std::string(name).append(".").append(field), value,
+                                    requirement);
+    };
+    check(given.data != nullptr, "data", 0, "must not be null");
+    check(given.num_q_heads == shape_.num_q_heads, "num_q_heads", given.num_q_heads,
+          "must be that of the shape");
+    check(given.num_rows >= wanted, "num_rows", given.num_rows,
+          "must be at least wanted_attention_rows()");
+    const bool one_head = given.num_q_heads == 1;
+    const bool one_row = given.num_rows == 1;
+    const auto len = static_cast<std::ptrdiff_t>(row_len);
+    check(one_head || given.head_stride >= len, "head_stride", given.head_stride,
+          "must cover a row");
+    check(one_row || given.row_stride >= len, "row_stride", given.row_stride, "must cover a row");
+    check(
+        one_head || one_row ||
+            given.head_stride / static_cast<std::ptrdiff_t>(given.num_rows) >= given.row_stride ||
+            given.row_stride / static_cast<std::ptrdiff_t>(given.num_q_heads) >= given.head_stride,
+        "head_stride", given.head_stride, "and row_stride make rows overlap");
   }
   // `coming`: tokens that the lane holds and nobody appended yet.
   void check_lane(const Lane& lane, std::size_t layer, std::size_t head, Inputs needed,
                   std::size_t coming = 0) const {
-    detail::require(lane.seq_len == sequence_.seq_len(layer, head) + coming, kName, "view seq_len",
-                    lane.seq_len,
-                    "must be the number of slots that the policy knows (append, apply or reset "
-                    "missing?)");
+    check_len("view seq_len", lane.seq_len, sequence_.seq_len(layer, head) + coming, layer, head);
     detail::require(lane.valid.empty() || lane.valid.size() >= lane.seq_len, kName,
                     "Lane.valid.size()", lane.valid.size(), "must be 0 or at least seq_len");
     if (lane.seq_len == 0)
@@ -663,6 +696,19 @@ class Policy {
                     "Lane.keys.present()", 0, "must be 1, keys are read");
     detail::require(lane.values.present() || !covers(needed, Inputs::kValues), kName,
                     "Lane.values.present()", 0, "must be 1, values are read");
+  }
+  void check_len(std::string_view field, std::size_t len, std::size_t expected, std::size_t layer,
+                 std::size_t head) const {
+    if (len != expected) {
+      detail::throw_invalid_field(kName, field, len,
+                                  std::string("must be ")
+                                      .append(std::to_string(expected))
+                                      .append(", the slots that the policy knows of layer ")
+                                      .append(std::to_string(layer))
+                                      .append(", KV head ")
+                                      .append(std::to_string(head))
+                                      .append(" (append, apply, truncate or reset missing?)"));
+    }
   }
   void check_view(const ViewRef& view, std::size_t coming = 0) const {
     detail::check_same_shape(view.shape(), shape_, kName);

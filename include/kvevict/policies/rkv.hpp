@@ -42,8 +42,10 @@ struct RKVOptions {
 ///
 /// Chosen here: a row's softmax runs over what is cached at the cut, as if its query were kept and
 /// asked again. Maximum over logits needs the rows' denominators: from queries they are known, with
-/// rows from the engine AttentionRows::log_sums gives them. The authors' option to spare the first
-/// instead of the newest duplicate is broken in their code and left out.
+/// rows from the engine AttentionRows::log_sums gives them. Left out of the authors' code: the
+/// option to spare the first instead of the newest duplicate, which is broken there; cutting where
+/// a line ends, which an engine does by asking then; and their share of all that was read as a
+/// budget.
 struct RKVRecipe : CutsEveryStep {
   using Options = RKVOptions;
   static constexpr std::string_view kName = "RKV";

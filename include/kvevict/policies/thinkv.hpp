@@ -15,7 +15,8 @@
 
 KVEVICT_NAMESPACE_BEGIN
 
-/// Defaults: the paper, but for the thresholds, which it calibrates for each model.
+/// Defaults: the paper, but for the thresholds, which it calibrates for each model, and for budget
+/// and rounds, which it leaves open.
 struct ThinKVOptions {
   std::size_t budget = 1024;             ///< tokens per KV head, prompts included
   std::size_t segment_len = 128;         ///< decoded tokens that are one thought (tau)
@@ -34,10 +35,12 @@ struct ThinKVOptions {
 /// nearest to the centroids of k-means over its keys, after RoPE, per KV head (KeyClusters). All
 /// heads keep equally many.
 ///
-/// Chosen here: prompts stay whole, and a prompt above the budget leaves nothing for decoding; a
-/// segment is told by all of its own rows; the first centroids are spaced evenly, so that nothing
-/// depends on chance. The paper finds layers and thresholds offline by a density estimate over a
-/// hundred prompts, which is left to the user. Padding counts as sparse.
+/// Chosen here: it is time to cut whenever the budget is exceeded, not every segment_len steps;
+/// prompts stay whole, and a prompt above the budget leaves nothing for decoding, so that segments
+/// go below the schedule's end; a segment is told by all of its own rows; the first centroids are
+/// spaced evenly, so that nothing depends on chance. The paper finds layers and thresholds offline
+/// by a density estimate over a hundred prompts, which is left to the user. Padding counts as
+/// sparse.
 struct ThinKVRecipe : CutsEveryStep {
   using Options = ThinKVOptions;
   static constexpr std::string_view kName = "ThinKV";

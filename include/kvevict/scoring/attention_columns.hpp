@@ -58,41 +58,23 @@ class AttentionColumns {
   std::size_t observe(const GroupRows& rows, const kernels::KernelSet& kernel,
                       std::optional<std::size_t> past = std::nullopt,
                       RowWeight weight = RowWeight::kOne) {
-    std::size_t non_finite = 0;
-    const auto group = static_cast<float>(rows.group_size);
+    scales_.clear();
+    std::size_t longest = 0;
     for (std::size_t r = 0; r < rows.num_rows; ++r) {
-      const std::size_t n = past ? std::min(*past, rows.visible(r)) : rows.visible(r);
+      const std::size_t n = counted(rows, r, past);
+      longest = std::max(longest, n);
       const float times =
           weight == RowWeight::kSlotsBefore ? static_cast<float>(rows.visible(r) - 1) : 1.0F;
-      const auto scale = [&](std::size_t h) {
-        return times * (past ? inverse_mass(rows.row(h, r), n, kernel) : 1.0F);
-      };
-      const auto column = [&](std::size_t index) {
-        return columns_.of(rows.layer, rows.kv_head, index).data();
-      };
-      if (head_reduce_ == HeadReduce::kGroupProducts) {
-        std::size_t pair = 0;
-        for (std::size_t h = 0; h < rows.group_size; ++h) {
-          for (std::size_t other = h; other < rows.group_size; ++other, ++pair) {
-            non_finite += kernel.add_product(scale(h) * scale(other), rows.row(h, r),
-                                             rows.row(other, r), n, column(pair));
-          }
-        }
-      } else if (head_reduce_ == HeadReduce::kNone) {
-        for (std::size_t h = 0; h < rows.group_size; ++h) {
-          non_finite += reduce_row(kernel, scale(h), rows.row(h, r), n, column(h));
-        }
-      } else if (row_reduce_ == RowReduce::kSum) {
-        // Sums commute: each head goes straight into the mean.
-        for (std::size_t h = 0; h < rows.group_size; ++h) {
-          non_finite += kernel.add(scale(h) / group, rows.row(h, r), n, column(0));
-        }
-      } else {
-        mean_.assign(n, 0.0F);
-        for (std::size_t h = 0; h < rows.group_size; ++h) {
-          non_finite += kernel.add(scale(h) / group, rows.row(h, r), n, mean_.data());
-        }
-        non_finite += reduce_row(kernel, 1.0F, mean_.data(), n, column(0));
+      for (std::size_t h = 0; h < rows.group_size; ++h)
+        scales_.push_back(times * (past ? inverse_mass(rows.row(h, r), n, kernel) : 1.0F));
+    }
+    // Some slots of all rows after another: their columns stay in cache.
+    std::size_t non_finite = 0;
+    for (std::size_t first = 0; first < longest; first += kSlots) {
+      for (std::size_t r = 0; r < rows.num_rows; ++r) {
+        const std::size_t last = std::min(counted(rows, r, past), first + kSlots);
+        if (first < last)
+          non_finite += observe_slots(rows, r, first, last - first, kernel);
       }
     }
     return non_finite;
@@ -141,6 +123,45 @@ class AttentionColumns {
       return group;
     return heads == HeadReduce::kGroupProducts ? group * (group + 1) / 2 : 1;
   }
+  static constexpr std::size_t kSlots = 2048;  // 8 KiB of a column, and of each row
+
+  [[nodiscard]] static std::size_t counted(const GroupRows& rows, std::size_t r,
+                                           std::optional<std::size_t> past) noexcept {
+    return past ? std::min(*past, rows.visible(r)) : rows.visible(r);
+  }
+  // Slots first .. first + n of row r.
+  std::size_t observe_slots(const GroupRows& rows, std::size_t r, std::size_t first, std::size_t n,
+                            const kernels::KernelSet& kernel) {
+    const auto group = static_cast<float>(rows.group_size);
+    const float* const scale = scales_.data() + r * rows.group_size;
+    const auto column = [&](std::size_t index) {
+      return columns_.of(rows.layer, rows.kv_head, index).data() + first;
+    };
+    const auto row = [&](std::size_t h) { return rows.row(h, r) + first; };
+    std::size_t non_finite = 0;
+    if (head_reduce_ == HeadReduce::kGroupProducts) {
+      std::size_t pair = 0;
+      for (std::size_t h = 0; h < rows.group_size; ++h) {
+        for (std::size_t other = h; other < rows.group_size; ++other, ++pair) {
+          non_finite +=
+              kernel.add_product(scale[h] * scale[other], row(h), row(other), n, column(pair));
+        }
+      }
+    } else if (head_reduce_ == HeadReduce::kNone) {
+      for (std::size_t h = 0; h < rows.group_size; ++h)
+        non_finite += reduce_row(kernel, scale[h], row(h), n, column(h));
+    } else if (row_reduce_ == RowReduce::kSum) {
+      // Sums commute: each head goes straight into the mean.
+      for (std::size_t h = 0; h < rows.group_size; ++h)
+        non_finite += kernel.add(scale[h] / group, row(h), n, column(0));
+    } else {
+      mean_.assign(n, 0.0F);
+      for (std::size_t h = 0; h < rows.group_size; ++h)
+        non_finite += kernel.add(scale[h] / group, row(h), n, mean_.data());
+      non_finite += reduce_row(kernel, 1.0F, mean_.data(), n, column(0));
+    }
+    return non_finite;
+  }
   // 0 where the first n entries have no mass. Entries that are not finite are left out of it.
   [[nodiscard]] static float inverse_mass(const float* row, std::size_t n,
                                           const kernels::KernelSet& kernel) noexcept {
@@ -169,7 +190,9 @@ class AttentionColumns {
   RowReduce row_reduce_;
   HeadReduce head_reduce_;
   SlotArray columns_;
-  std::vector<float> mean_;
+  // Memory that is kept between calls.
+  std::vector<float> scales_;  // [num_rows, group_size]
+  std::vector<float> mean_;    // of a group, some slots of it
 };
 
 KVEVICT_NAMESPACE_END

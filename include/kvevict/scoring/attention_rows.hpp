@@ -7,9 +7,9 @@
 #include "kvevict/core/step_inputs.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/scoring/row_blocks.hpp"
+#include "kvevict/scoring/running_softmax.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <vector>
@@ -63,41 +63,15 @@ void visit_given_rows(const AttentionRows& rows, const CacheShape& shape, std::s
                   rows.row_stride, log_sums, static_cast<std::ptrdiff_t>(rows.num_rows)});
 }
 
-namespace detail {
-
-/// Logits that are NaN or +infinity; -infinity marks slots that are not valid. Only a sum that is
-/// not finite makes it look at single logits.
-[[nodiscard]] inline std::size_t count_non_finite_logits(
-    const float* row, std::size_t n, const kernels::KernelSet& kernel) noexcept {
-  if (std::isfinite(kernel.sum(row, n)))
-    return 0;
-  return static_cast<std::size_t>(std::count_if(
-      row, row + n, [](float logit) { return !(logit <= std::numeric_limits<float>::max()); }));
-}
-
-/// Logits of one row become their softmax; `sink` is a logit of the denominator alone. A row whose
-/// slots are all invalid becomes zero. Returns the log of the denominator.
-inline double softmax_row(float* row, std::size_t n, float sink,
-                          const kernels::KernelSet& kernel) noexcept {
-  const float shift = std::max(kernel.max_value(row, n), sink);
-  if (shift == -std::numeric_limits<float>::infinity()) {
-    std::fill(row, row + n, 0.0F);
-    return -std::numeric_limits<double>::infinity();
-  }
-  double sum = kernel.exp_shifted(shift, n, row);
-  sum += sink == shift ? 1.0 : std::exp(static_cast<double>(sink) - static_cast<double>(shift));
-  kernel.scale(static_cast<float>(1.0 / sum), n, row);
-  return static_cast<double>(shift) + std::log(sum);
-}
-
-}  // namespace detail
-
 /// Softmax rows from queries and cached keys, for engines whose attention keeps none.
 ///
-/// Rows are made in blocks of at most 16 query tokens, so the scratch is
-/// group_size * 16 * seq_len floats whatever the length of the prompt.
+/// Keys are read in tiles, and the logits of a tile become exponentials while they are in cache.
+/// The scratch is kRows * seq_len floats whatever the length of the prompt.
 class RowsFromQueries {
  public:
+  /// Rows made at a time, of all query heads together: each reads every key once.
+  static constexpr std::size_t kRows = 64;
+
   /// Visits the newest `wanted` rows of one KV head as for visit_given_rows, block by block.
   /// A row none of whose slots is valid is all zero (rule R16), and so is the entry of a logit that
   /// is NaN. Returns how many logits of valid slots were not finite (rule R4).
@@ -105,92 +79,138 @@ class RowsFromQueries {
   std::size_t visit(const QueryRows& queries, const CacheShape& shape, std::size_t layer,
                     std::size_t kv_head, const Lane& lane, std::size_t length, std::size_t wanted,
                     const kernels::KernelSet& kernel, Visit&& visit) {
-    constexpr std::size_t kBlock = 16;
     const std::size_t group = shape.group_size();
-    const auto row_stride = static_cast<std::ptrdiff_t>(lane.seq_len);
+    const std::size_t block = std::max<std::size_t>(1, kRows / group);
+    const std::size_t padded = padded_row(lane.seq_len);
+    const auto row_stride = static_cast<std::ptrdiff_t>(padded);
     std::size_t non_finite = 0;
-    for (std::size_t done = 0; done < wanted; done += kBlock) {
-      const std::size_t count = std::min(kBlock, wanted - done);
+    for (std::size_t done = 0; done < wanted; done += block) {
+      const std::size_t count = std::min(block, wanted - done);
       const std::size_t behind = wanted - done;  // rows from this block's first to the newest
-      GroupRows rows{layer,
-                     kv_head,
-                     group,
-                     count,
-                     lane.seq_len - behind + 1,
-                     length - behind,
-                     nullptr,
-                     static_cast<std::ptrdiff_t>(count) * row_stride,
-                     row_stride,
-                     nullptr,
-                     static_cast<std::ptrdiff_t>(count)};
-      rows_.resize(std::max(rows_.size(), group * count * lane.seq_len));
-      rows.data = rows_.data();
-      log_sums_.resize(std::max(log_sums_.size(), group * count));
+      rows_.resize(std::max(rows_.size(), group * count * padded));
       relative_.resize(std::max(relative_.size(), group * count));
-      logits(queries, shape, kv_head, lane, queries.num_rows - behind, rows, kernel);
-      for (std::size_t h = 0; h < group; ++h) {
-        const float sink = queries.sink_logits.empty() ? -std::numeric_limits<float>::infinity()
-                                                       : queries.sink_logits[kv_head * group + h];
-        for (std::size_t r = 0; r < count; ++r) {
-          float* row = rows_.data() + (rows.row(h, r) - rows.data);
-          non_finite += detail::count_non_finite_logits(row, rows.visible(r), kernel);
-          log_sums_[h * count + r] = detail::softmax_row(row, rows.visible(r), sink, kernel);
-        }
-      }
-      relate_log_sums(group, count);
-      rows.log_sums = relative_.data();
-      visit(static_cast<const GroupRows&>(rows));
+      const GroupRows rows{layer,
+                           kv_head,
+                           group,
+                           count,
+                           lane.seq_len - behind + 1,
+                           length - behind,
+                           rows_.data(),
+                           static_cast<std::ptrdiff_t>(count) * row_stride,
+                           row_stride,
+                           relative_.data(),
+                           static_cast<std::ptrdiff_t>(count)};
+      start(queries, rows);
+      for (std::size_t first = 0; first < rows.visible(count - 1); first += kTile)
+        non_finite +=
+            add_tile(queries, shape, lane, queries.num_rows - behind, rows, first, kernel);
+      finish(rows, kernel);
+      visit(rows);
     }
     return non_finite;
   }
 
  private:
-  void logits(const QueryRows& queries, const CacheShape& shape, std::size_t kv_head,
-              const Lane& lane, std::size_t first_row, const GroupRows& rows,
-              const kernels::KernelSet& kernel) {
-    const std::size_t last = rows.visible(rows.num_rows - 1);
-    const float scale = queries.logit_scale(shape.head_dim);
-    for_each_row_block(
-        lane.keys, shape.head_dim, 0, last, kernel, gathered_,
-        [&](const kernels::RowBlock& keys, std::size_t slot) {
-          for (std::size_t h = 0; h < rows.group_size; ++h) {
-            const std::size_t q_head = kv_head * rows.group_size + h;
-            kernel.row_dots(queries.row(q_head, first_row), rows.num_rows, queries.row_stride, keys,
-                            rows_.data() + (rows.row(h, 0) - rows.data) + slot, rows.row_stride);
-          }
-        });
+  static constexpr std::size_t kTile = 256;  // slots: the logits of a tile stay in L2
+
+  // An odd number of cache lines: where rows are a power of two apart, their tiles fall on the same
+  // few sets of a cache.
+  [[nodiscard]] static std::size_t padded_row(std::size_t seq_len) noexcept {
+    constexpr std::size_t kLine = 64 / sizeof(float);
+    return ((seq_len + kLine - 1) / kLine | 1) * kLine;
+  }
+
+  // The row being made.
+  [[nodiscard]] float* row(const GroupRows& rows, std::size_t h, std::size_t r) noexcept {
+    return rows_.data() + (rows.row(h, r) - rows.data);
+  }
+
+  void start(const QueryRows& queries, const GroupRows& rows) {
+    softmaxes_.clear();
     for (std::size_t h = 0; h < rows.group_size; ++h) {
-      for (std::size_t r = 0; r < rows.num_rows; ++r) {
-        float* row = rows_.data() + (rows.row(h, r) - rows.data);
-        const std::size_t visible = rows.visible(r);
-        kernel.scale(scale, visible, row);
-        if (queries.soft_cap > 0.0F)
-          kernel.soft_cap(queries.soft_cap, visible, row);
-        for (std::size_t i = 0; i < std::min(visible, lane.valid.size()); ++i) {
-          if (lane.valid[i] == 0)
-            row[i] = -std::numeric_limits<float>::infinity();
-        }
+      const float sink = queries.sink_logits.empty()
+                             ? -std::numeric_limits<float>::infinity()
+                             : queries.sink_logits[rows.kv_head * rows.group_size + h];
+      softmaxes_.insert(softmaxes_.end(), rows.num_rows, RunningSoftmax(sink));
+    }
+    shifts_.clear();
+  }
+
+  // The slots from `first` on of every row that sees them.
+  std::size_t add_tile(const QueryRows& queries, const CacheShape& shape, const Lane& lane,
+                       std::size_t first_row, const GroupRows& rows, std::size_t first,
+                       const kernels::KernelSet& kernel) {
+    const std::size_t last = std::min(first + kTile, rows.visible(rows.num_rows - 1));
+    for_each_row_block(lane.keys, shape.head_dim, first, last, kernel, gathered_,
+                       [&](const kernels::RowBlock& keys, std::size_t slot) {
+                         for (std::size_t h = 0; h < rows.group_size; ++h) {
+                           const std::size_t q_head = rows.kv_head * rows.group_size + h;
+                           kernel.row_dots(queries.row(q_head, first_row), rows.num_rows,
+                                           queries.row_stride, keys, row(rows, h, 0) + slot,
+                                           rows.row_stride);
+                         }
+                       });
+    invalid_.clear();
+    for (std::size_t slot = first; slot < std::min(last, lane.valid.size()); ++slot) {
+      if (lane.valid[slot] == 0)
+        invalid_.push_back(slot);
+    }
+    const float scale = queries.logit_scale(shape.head_dim);
+    std::size_t non_finite = 0;
+    for (std::size_t i = 0; i < rows.group_size * rows.num_rows; ++i) {
+      const std::size_t r = i % rows.num_rows;
+      float* const all = row(rows, i / rows.num_rows, r);
+      float* const tile = all + first;
+      const std::size_t n = std::min(last, std::max(first, rows.visible(r))) - first;
+      float factor = scale;
+      if (queries.soft_cap > 0.0F) {
+        kernel.scale(scale, n, tile);
+        kernel.soft_cap(queries.soft_cap, n, tile);
+        factor = 1.0F;
+      }
+      for (const std::size_t slot : invalid_)
+        all[slot] = -std::numeric_limits<float>::infinity();
+      float largest;
+      non_finite += kernel.scale_logits(factor, n, tile, largest);
+      shifts_.push_back(softmaxes_[i].add(tile, n, largest, kernel));
+    }
+    return non_finite;
+  }
+
+  // Exponentials become shares, and denominators comparable.
+  void finish(const GroupRows& rows, const kernels::KernelSet& kernel) {
+    const std::size_t num = rows.group_size * rows.num_rows;
+    for (std::size_t i = 0; i < num; ++i) {
+      const std::size_t r = i % rows.num_rows;
+      const std::size_t visible = rows.visible(r);
+      float* const exponentials = row(rows, i / rows.num_rows, r);
+      for (std::size_t first = 0; first < visible; first += kTile) {
+        kernel.scale(softmaxes_[i].factor(shifts_[first / kTile * num + i]),
+                     std::min(kTile, visible - first), exponentials + first);
       }
     }
+    relate_log_sums(rows.group_size, rows.num_rows);
   }
 
   // In float the differences between heads, which are all that counts, keep their digits only
   // without what the heads have in common.
   void relate_log_sums(std::size_t group, std::size_t num_rows) noexcept {
     for (std::size_t r = 0; r < num_rows; ++r) {
-      double largest = log_sums_[r];
+      double largest = softmaxes_[r].log_sum();
       for (std::size_t h = 1; h < group; ++h)
-        largest = std::max(largest, log_sums_[h * num_rows + r]);
+        largest = std::max(largest, softmaxes_[h * num_rows + r].log_sum());
       for (std::size_t h = 0; h < group; ++h) {
-        const double log_sum = log_sums_[h * num_rows + r];
+        const double log_sum = softmaxes_[h * num_rows + r].log_sum();
         relative_[h * num_rows + r] =
             log_sum == largest ? 0.0F : static_cast<float>(log_sum - largest);
       }
     }
   }
 
-  std::vector<double> log_sums_;  // [group_size, rows of the block]
-  std::vector<float> relative_;   // the same, less the largest of each row
+  std::vector<RunningSoftmax> softmaxes_;  // [group_size, rows of the block]
+  std::vector<float> shifts_;              // [tiles, group_size, rows of the block]
+  std::vector<float> relative_;       // [group_size, rows] log denominators, less the row's largest
+  std::vector<std::size_t> invalid_;  // slots of a tile
   std::vector<float> rows_;
   std::vector<float> gathered_;
 };

@@ -24,6 +24,8 @@ KVEVICT_NAMESPACE_BEGIN
 /// the slot. A lane that loses tokens starts over. Memory: window / 8 bytes per slot and KV head.
 class RowBits {
  public:
+  static constexpr bool kForgetsOldest = true;
+
   RowBits(const CacheShape& shape, std::size_t window)
       : shape_(shape),
         window_(window),

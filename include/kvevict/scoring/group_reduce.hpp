@@ -27,15 +27,16 @@ enum class GroupReduce : std::uint8_t { kMean, kMax, kSum };
 inline void reduce_group(GroupReduce reduce, std::size_t head, std::size_t group_size,
                          std::span<const float> scores, std::span<float> out) noexcept {
   const float share = reduce == GroupReduce::kMean ? 1.0F / static_cast<float>(group_size) : 1.0F;
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    const float score = share * scores[i];
-    if (head == 0) {
-      out[i] = score;
-    } else if (reduce == GroupReduce::kMax) {
-      out[i] = score > out[i] || std::isnan(score) ? score : out[i];  // NaN from any head stays
-    } else {
-      out[i] += score;
-    }
+  if (head == 0) {
+    for (std::size_t i = 0; i < out.size(); ++i)
+      out[i] = share * scores[i];
+  } else if (reduce == GroupReduce::kMax) {
+    // NaN from any head stays.
+    for (std::size_t i = 0; i < out.size(); ++i)
+      out[i] = scores[i] > out[i] || std::isnan(scores[i]) ? scores[i] : out[i];
+  } else {
+    for (std::size_t i = 0; i < out.size(); ++i)
+      out[i] += share * scores[i];
   }
 }
 

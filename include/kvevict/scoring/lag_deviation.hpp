@@ -59,7 +59,7 @@ class LagDeviation {
           const std::span<float> rows = layer_means(part, head, dim, first, last);
           if (scored)
             add_chunk(rows, dim, has_reference, first, last, out);
-          take_channel_ranges(rows, dim, scratch_.floats(5, 2 * dim));
+          take_channel_ranges(rows, dim, kernel_, scratch_.floats(5, 2 * dim));
         }
         has_reference = true;
         first = last;
@@ -117,10 +117,13 @@ class LagDeviation {
     const std::size_t tokens = rows.size() / dim;
     const std::span<float> scaled = scratch_.floats(3, rows.size());
     const std::span<float> variances = scratch_.floats(4, tokens);
-    std::span<const float> ranges;
-    if (has_reference)
-      ranges = scratch_.floats(5, 2 * dim);
-    scale_by_channel_ranges(rows, dim, ranges, kEpsilon, scaled);
+    std::copy(rows.begin(), rows.end(), scaled.begin());
+    if (has_reference) {
+      scale_by_channel_ranges(scratch_.floats(5, 2 * dim), dim, kEpsilon, kernel_, scaled);
+    } else {
+      std::replace_if(
+          scaled.begin(), scaled.end(), [](float x) { return !std::isfinite(x); }, 0.0F);
+    }
     kernel_.row_variances({scaled.data(), static_cast<std::ptrdiff_t>(dim * sizeof(float)), tokens,
                            dim, ElementType::kF32},
                           variances.data());

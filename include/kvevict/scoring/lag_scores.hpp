@@ -9,8 +9,8 @@
 #include "kvevict/scoring/channel_ranges.hpp"
 #include "kvevict/scoring/kv_part.hpp"
 #include "kvevict/scoring/lane_scores.hpp"
+#include "kvevict/scoring/row_blocks.hpp"
 #include "kvevict/scoring/score_input.hpp"
-#include "kvevict/scoring/weighted_rows.hpp"
 
 #include <algorithm>
 #include <array>
@@ -69,10 +69,10 @@ class LagDeviationOfPartition {
     for (std::size_t p = parts.num + 1; p-- > 0;) {
       const std::size_t first = parts.first + p * parts.len;
       const std::span<float> rows = valid_rows(input, lane, part, dim, first, first + parts.len);
-      take_channel_ranges(rows, dim, own);
+      take_channel_ranges(rows, dim, input.kernel, own);
       if (p < parts.num) {
         const std::size_t tokens = rows.size() / dim;
-        scale_by_channel_ranges(rows, dim, ranges, 0.0F, rows);
+        scale_by_channel_ranges(ranges, dim, 0.0F, input.kernel, rows);
         input.kernel.row_variances({rows.data(), static_cast<std::ptrdiff_t>(dim * sizeof(float)),
                                     tokens, dim, ElementType::kF32},
                                    spread.data());
@@ -94,21 +94,23 @@ class LagDeviationOfPartition {
                                      std::size_t dim, std::size_t first, std::size_t last) {
     const std::span<float> rows = input.scratch.floats(kRows, (last - first) * dim);
     std::size_t size = 0;
-    for_each_row(rows_of(lane, part), dim, first, last, input.kernel,
-                 input.scratch.vector(kGathered), input.scratch.vector(kWidened),
-                 [&](const float* row, std::size_t slot) {
-                   if (!lane.has_token(slot))
-                     return;
-                   std::copy_n(row, dim, rows.begin() + static_cast<std::ptrdiff_t>(size));
-                   size += dim;
-                 });
+    for_each_row_block(
+        rows_of(lane, part), dim, first, last, input.kernel, input.scratch.vector(kGathered),
+        [&](const kernels::RowBlock& block, std::size_t slot) {
+          const auto* row = static_cast<const std::byte*>(block.data);
+          for (std::size_t i = 0; i < block.num_rows; ++i, row += block.stride_bytes) {
+            if (!lane.has_token(slot + i))
+              continue;
+            input.kernel.widen(row, block.type, dim, rows.data() + size);
+            size += dim;
+          }
+        });
     return rows.first(size);
   }
 
   static constexpr std::size_t kGathered = LaneScores::kFirstFree;
   static constexpr std::size_t kRows = kGathered + 1;
   static constexpr std::size_t kRanges = kGathered + 2;
-  static constexpr std::size_t kWidened = kGathered + 3;
 
   LagLayout layout_;
   float value_weight_;

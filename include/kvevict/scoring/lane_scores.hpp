@@ -16,17 +16,21 @@ KVEVICT_NAMESPACE_BEGIN
 /// for each slot of [first, first + count). The signal makes one array, or one per query head, for
 /// each KV head that the lane stands for; stages change them and bring them together into one.
 ///
-/// The arrays lie in scratch buffer 0, the spare one in buffer 1; stages may use the buffers from
-/// kFirstFree on.
+/// The arrays lie in scratch buffer 0, the only one of a lane where its scores are wanted; the
+/// spare one in buffer 1. Stages may use the buffers from kFirstFree on.
 class LaneScores {
  public:
   static constexpr std::size_t kFirstFree = 2;
 
+  /// @param out           [seq_len] where the scores are wanted; as far as it goes, if it is for
+  ///                      another lane
   /// @param first_wanted  slots before it will not be read: a signal that scores each token by
   ///                      itself may start there
-  LaneScores(const ScoreInput& input, std::size_t lane, std::size_t first_wanted = 0) noexcept
+  LaneScores(const ScoreInput& input, std::size_t lane, std::span<float> out = {},
+             std::size_t first_wanted = 0) noexcept
       : input_(input),
         shape_(input.sequence.shape()),
+        out_(out),
         lane_(lane),
         first_wanted_(first_wanted),
         heads_per_lane_(shape_.num_layers * shape_.num_kv_heads /
@@ -57,7 +61,9 @@ class LaneScores {
     count_ = last - first;
     arrays_per_head_ = arrays_per_head;
     num_arrays_ = arrays_per_head * heads_per_lane_;
-    data_ = input_.scratch.floats(0, num_arrays_ * count_);
+    data_ = num_arrays_ == 1 && last <= out_.size()
+                ? out_.subspan(first, count_)
+                : input_.scratch.floats(0, num_arrays_ * count_);
   }
   /// First slot that has a score, and how many have one. The others score 0.
   [[nodiscard]] std::size_t first() const noexcept { return first_; }
@@ -96,17 +102,21 @@ class LaneScores {
   }
   /// From now on there is array 0 alone.
   void keep_one() noexcept { arrays_per_head_ = num_arrays_ = 1; }
-  /// Writes array 0 to `out` [seq_len]; as far as it goes, if `out` is for another lane.
-  void finish(std::span<float> out) const noexcept {
-    std::fill(out.begin(), out.end(), 0.0F);
-    const std::size_t first = std::min(first_, out.size());
-    const std::span<float> scores = array(0).first(std::min(count_, out.size() - first));
-    std::copy(scores.begin(), scores.end(), out.begin() + static_cast<std::ptrdiff_t>(first));
+  /// Array 0 is the lane's scores.
+  void finish() const noexcept {
+    const std::size_t first = std::min(first_, out_.size());
+    const std::span<float> scores = array(0).first(std::min(count_, out_.size() - first));
+    const std::span<float> target = out_.subspan(first, scores.size());
+    if (target.data() != scores.data())
+      std::copy(scores.begin(), scores.end(), target.begin());
+    std::fill(out_.begin(), target.begin(), 0.0F);
+    std::fill(target.end(), out_.end(), 0.0F);
   }
 
  private:
   const ScoreInput& input_;
   const CacheShape& shape_;
+  std::span<float> out_;
   std::size_t lane_;
   std::size_t first_wanted_;
   std::size_t heads_per_lane_;

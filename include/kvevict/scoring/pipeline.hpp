@@ -66,10 +66,10 @@ class Pipeline {
   void score(const ScoreInput& input, std::size_t lane, std::span<float> out,
              std::size_t first_wanted = 0) const {
     // A stage may look at all slots.
-    LaneScores scores(input, lane, signal_is_score() ? first_wanted : 0);
+    LaneScores scores(input, lane, out, signal_is_score() ? first_wanted : 0);
     signal_.score(input, scores);
     std::apply([&](const Stages&... stages) { (apply(stages, input, scores), ...); }, stages_);
-    scores.finish(out);
+    scores.finish();
   }
   /// Whether no stage changes what the signal says.
   [[nodiscard]] bool signal_is_score() const noexcept {

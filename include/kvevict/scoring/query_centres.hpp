@@ -7,11 +7,10 @@
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/types.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
-#include "kvevict/kernels/linalg.hpp"
 #include "kvevict/scoring/future_query_signal.hpp"
 #include "kvevict/scoring/lane_scores.hpp"
+#include "kvevict/scoring/row_blocks.hpp"
 #include "kvevict/scoring/score_input.hpp"
-#include "kvevict/scoring/weighted_rows.hpp"
 
 #include <algorithm>
 #include <array>
@@ -49,19 +48,6 @@ enum class BandWeight : std::uint8_t {
       {{"residual", BandWeight::kResidual},
        {"whole", BandWeight::kWhole},
        {"none", BandWeight::kNone}}};
-}
-
-/// Writes the squared lengths of the bands of a row [head_dim] to `out` [num_pairs()].
-inline void band_squares(const RotaryEmbedding& rotary, const float* row, float* out) noexcept {
-  const std::size_t n = rotary.num_pairs();
-  // Two loops whose strides are constants, so that they vectorise.
-  if (rotary.pairing == RotaryPairing::kHalf) {
-    for (std::size_t f = 0; f < n; ++f)
-      out[f] = row[f] * row[f] + row[n + f] * row[n + f];
-  } else {
-    for (std::size_t f = 0; f < n; ++f)
-      out[f] = row[2 * f] * row[2 * f] + row[2 * f + 1] * row[2 * f + 1];
-  }
 }
 
 struct QueryCentreOptions {
@@ -179,51 +165,59 @@ class QueryCentres : public FutureQuerySignal<kGiven> {
       first = false;
     });
   }
-  // Adds c |k~| and, `with_mean`, u k~, in one pass: a key and the lengths of its bands behind it
-  // make one row, u and c one query. In blocks of kBlock, which the kernel likes better than a key.
+  // Adds c |k~| and, `with_mean`, u k~, in one pass over the keys.
   void add_rows(const ScoreInput& input, LaneScores& scores, std::size_t head,
                 bool with_mean) const {
     const CacheShape& shape = input.sequence.shape();
     const RotaryEmbedding& rotary = Base::queries().rotary();
     const std::size_t dim = shape.head_dim;
-    const std::size_t size = dim + rotary.num_pairs();
+    const std::size_t num_bands = rotary.num_pairs();
     const std::size_t group = shape.group_size();
-    const std::span<float> queries = input.scratch.floats(Base::kMeans, group * size);
+    const std::span<float> queries = input.scratch.floats(Base::kMeans, group * (dim + num_bands));
+    const std::span<float> means = queries.first(group * dim);
+    const std::span<float> weights = queries.last(group * num_bands);
     for (std::size_t g = 0; g < group; ++g) {
       const std::size_t layer = scores.layer(head);
       const std::size_t q_head = scores.kv_head(head) * group + g;
-      const std::span<float> query = queries.subspan(g * size, size);
-      std::fill_n(query.begin(), dim, 0.0F);
       if (with_mean)
-        Base::queries().mean(input.sequence, layer, q_head, query.first(dim));
-      band_weights(layer, q_head, query.subspan(dim));
+        Base::queries().mean(input.sequence, layer, q_head, means.subspan(g * dim, dim));
+      band_weights(layer, q_head, weights.subspan(g * num_bands, num_bands));
     }
-    const std::span<float> rows = input.scratch.floats(Base::kFactor, kBlock * size);
+    const std::span<float> lengths = input.scratch.floats(Base::kFactor, kBlock * num_bands);
     const std::span<float> sums = input.scratch.floats(kPartial, kBlock * group);
-    const std::size_t last = scores.first() + scores.count();
-    for_each_row(
-        scores.cache(head).keys, dim, scores.first(), last, input.kernel,
-        input.scratch.vector(Base::kGathered), input.scratch.vector(Base::kWidened),
-        [&](const float* key, std::size_t slot) {
-          const std::size_t at = slot - scores.first();
-          float* row = rows.data() + at % kBlock * size;
-          std::copy_n(key, dim, row);
-          band_squares(rotary, key, row + dim);
-          kernels::square_roots(row + dim, rotary.num_pairs());
-          if (at % kBlock != kBlock - 1 && slot + 1 != last)
-            return;
-          const std::size_t count = at % kBlock + 1;
-          input.kernel.row_dots(
-              queries.data(), group, static_cast<std::ptrdiff_t>(size),
-              kernels::RowBlock{rows.data(), static_cast<std::ptrdiff_t>(size * sizeof(float)),
-                                count, size, ElementType::kF32},
-              sums.data(), static_cast<std::ptrdiff_t>(kBlock));
-          for (std::size_t g = 0; g < group; ++g) {
-            const std::span<float> array =
-                scores.array(head * group + g).subspan(at + 1 - count, count);
-            // Not kernel.add, which would leave out what is not finite.
-            for (std::size_t i = 0; i < count; ++i)
-              array[i] += sums[g * kBlock + i];
+    const auto add_sums = [&](std::size_t slot, std::size_t count) {
+      for (std::size_t g = 0; g < group; ++g) {
+        const std::span<float> array =
+            scores.array(head * group + g).subspan(slot - scores.first(), count);
+        // Not kernel.add, which would leave out what is not finite.
+        for (std::size_t i = 0; i < count; ++i)
+          array[i] += sums[g * kBlock + i];
+      }
+    };
+    const auto add_dots = [&](std::span<const float> vectors, const kernels::RowBlock& rows,
+                              std::size_t slot) {
+      input.kernel.row_dots(vectors.data(), group, static_cast<std::ptrdiff_t>(rows.dim), rows,
+                            sums.data(), static_cast<std::ptrdiff_t>(kBlock));
+      add_sums(slot, rows.num_rows);
+    };
+    const bool interleaved = rotary.pairing == RotaryPairing::kInterleaved;
+    for_each_row_block(
+        scores.cache(head).keys, dim, scores.first(), scores.first() + scores.count(), input.kernel,
+        input.scratch.vector(Base::kGathered),
+        [&](const kernels::RowBlock& all, std::size_t first_slot) {
+          for (std::size_t first = 0; first < all.num_rows; first += kBlock) {
+            kernels::RowBlock keys = all;
+            keys.data = static_cast<const std::byte*>(all.data) +
+                        static_cast<std::ptrdiff_t>(first) * all.stride_bytes;
+            keys.num_rows = std::min(kBlock, all.num_rows - first);
+            if (with_mean)
+              add_dots(means, keys, first_slot + first);
+            keys.dim = 2 * num_bands;  // the channels that turn
+            input.kernel.band_lengths(keys, interleaved, lengths.data());
+            add_dots(weights,
+                     {lengths.data(), static_cast<std::ptrdiff_t>(num_bands * sizeof(float)),
+                      keys.num_rows, num_bands, ElementType::kF32},
+                     first_slot + first);
           }
         });
   }

@@ -80,6 +80,8 @@ class RecentQueries {
 
   // The query of the token at `position` lies at position % window.
   struct Ring {
+    static constexpr bool kForgetsOldest = true;
+
     Ring(const CacheShape& s, std::size_t w)
         : shape(s),
           window(w),

@@ -21,6 +21,8 @@ KVEVICT_NAMESPACE_BEGIN
 /// Memory: `window` floats per slot and KV head.
 class RecentRows {
  public:
+  static constexpr bool kForgetsOldest = true;
+
   RecentRows(const CacheShape& shape, std::size_t window)
       : num_lanes_(shape.num_lanes(MaskScope::kHead)), rows_(shape, MaskScope::kHead, window) {}
 

@@ -153,8 +153,11 @@ class ReplayScores {
         float* row = rows_.data() + r * width;
         const std::size_t visible = before + first + r + 1;
         finish_logits(queries, lane, pass.first_slot, sinks, before, visible, row);
-        non_finite_ += detail::count_non_finite_logits(row, visible, *kernel_);
-        detail::softmax_row(row, visible, sink_logit, *kernel_);
+        float largest;
+        non_finite_ += kernel_->scale_logits(1.0F, visible, row, largest);
+        RunningSoftmax softmax(sink_logit);
+        const float shift = softmax.add(row, visible, largest, *kernel_);
+        kernel_->scale(softmax.factor(shift), visible, row);
         const float factor = pass.row_norms.empty() ? share : share / pass.row_norms[first + r];
         if (options_.rows == GroupReduce::kMax) {
           kernel_->take_max(factor, row + sinks, column.size(), column.data());

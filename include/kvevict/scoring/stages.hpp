@@ -66,27 +66,38 @@ struct StandardScores {
   void apply(const ScoreInput& input, LaneScores& scores) const {
     for (std::size_t i = 0; i < scores.num_arrays(); ++i) {
       const std::span<float> array = scores.array(i);
-      const std::span<const std::uint8_t> valid = scores.cache(scores.head_of(i)).valid;
-      const auto over_rivals = [&](auto&& term) {
-        std::size_t count = 0;
-        double sum = 0.0;
-        for (std::size_t at = 0; at < array.size(); ++at) {
-          const std::size_t slot = scores.first() + at;
-          if (!input.may_be_chosen(slot) || (!valid.empty() && valid[slot] == 0) ||
-              !std::isfinite(array[at]))
-            continue;
-          sum += term(static_cast<double>(array[at]));
-          ++count;
-        }
-        return count > 0 ? sum / static_cast<double>(count) : 0.0;
-      };
-      const double mean = over_rivals([](double x) { return x; });
-      const double deviation =
-          std::sqrt(over_rivals([&](double x) { return (x - mean) * (x - mean); }));
-      const double scale = 1.0 / std::max(deviation, least_deviation);
-      for (float& x : array)
-        x = static_cast<float>((static_cast<double>(x) - mean) * scale);
+      const std::span<const float> rivals = rivals_of(input, scores, i);
+      double mean = 0.0;
+      float variance = 0.0F;  // with the divisor n - 1
+      if (!rivals.empty()) {
+        mean = input.kernel.sum(rivals.data(), rivals.size()) / static_cast<double>(rivals.size());
+        input.kernel.row_variances({rivals.data(), 0, 1, rivals.size(), ElementType::kF32},
+                                   &variance);
+        variance *= static_cast<float>(static_cast<double>(rivals.size() - 1) /
+                                       static_cast<double>(rivals.size()));
+      }
+      const double deviation = std::sqrt(static_cast<double>(variance));
+      input.kernel.standardise(mean, 1.0 / std::max(deviation, least_deviation), array.size(),
+                               array.data());
     }
+  }
+
+ private:
+  // The finite scores of an array's slots that may be chosen, side by side.
+  [[nodiscard]] static std::span<const float> rivals_of(const ScoreInput& input,
+                                                        const LaneScores& scores, std::size_t i) {
+    const std::span<const float> array = scores.array(i);
+    const std::span<const std::uint8_t> valid = scores.cache(scores.head_of(i)).valid;
+    const std::span<float> rivals = scores.spare();
+    std::size_t count = 0;
+    for (std::size_t at = 0; at < array.size(); ++at) {
+      const std::size_t slot = scores.first() + at;
+      const bool counts = input.may_be_chosen(slot) && (valid.empty() || valid[slot] != 0) &&
+                          std::isfinite(array[at]);
+      rivals[count] = array[at];  // without a branch: overwritten where it does not count
+      count += counts ? 1 : 0;
+    }
+    return rivals.first(count);
   }
 };
 

@@ -34,10 +34,10 @@ struct ValueRange {
   }
   /// Writes it over the scores of a lane; the largest of the heads that a lane stands for.
   void rescore(const ScoreInput& input, const ScoredLane& lane) const {
-    LaneScores scores(input, lane.lane);
+    LaneScores scores(input, lane.lane, lane.scores);
     score(input, scores);
     HeadReduction{GroupReduce::kMax}.apply(input, scores);
-    scores.finish(lane.scores);
+    scores.finish();
   }
 
  private:

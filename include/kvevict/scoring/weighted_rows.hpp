@@ -3,11 +3,14 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/lane.hpp"
+#include "kvevict/element_type.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/scoring/row_blocks.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -22,11 +25,15 @@ void for_each_row(const Rows& rows, std::size_t dim, std::size_t first, std::siz
   widened.resize(std::max(widened.size(), dim));
   for_each_row_block(rows, dim, first, last, kernel, gathered,
                      [&](const kernels::RowBlock& block, std::size_t slot) {
-                       for (std::size_t i = 0; i < block.num_rows; ++i) {
-                         kernel.widen(static_cast<const std::byte*>(block.data) +
-                                          static_cast<std::ptrdiff_t>(i) * block.stride_bytes,
-                                      block.type, dim, widened.data());
-                         visit(static_cast<const float*>(widened.data()), slot + i);
+                       const auto* row = static_cast<const std::byte*>(block.data);
+                       for (std::size_t i = 0; i < block.num_rows; ++i, row += block.stride_bytes) {
+                         const auto* floats = reinterpret_cast<const float*>(row);
+                         if (block.type != ElementType::kF32 ||
+                             std::bit_cast<std::uintptr_t>(row) % alignof(float) != 0) {
+                           kernel.widen(row, block.type, dim, widened.data());
+                           floats = widened.data();
+                         }
+                         visit(floats, slot + i);
                        }
                      });
 }

@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -105,13 +106,24 @@ inline void check_allocation(const Allocation& allocation, const Protection& pro
     return;
   const std::size_t lane_budget = allocation.lane_budget(shape, 0, 0);
   const std::size_t windows = saturating_add(protection.num_sink_tokens, protection.recent_window);
-  const bool extra = allocation.protected_extra;
-  require(extra || lane_budget >= saturating_add(windows, allocation.headroom), where, "budget",
-          allocation.budget.count() - std::min(allocation.budget.count(), allocation.headroom),
-          "must cover the sinks and the recent window");
-  if (allocation.competition != Competition::kLane) {
-    require(saturating_add(lane_budget, extra ? windows : 0) >= allocation.min_keep, where,
-            "budget", allocation.budget.count(), "must cover min_keep in every lane");
+  const auto check = [&](std::size_t tokens, std::size_t least, std::string_view what) {
+    if (tokens >= least)
+      return;
+    const std::size_t lanes =
+        allocation.budget.is_total() ? shape.num_layers * shape.num_kv_heads : 1;
+    const std::size_t count = allocation.budget.count();
+    throw_invalid_field(where, "budget", count - std::min(count, allocation.headroom),
+                        std::string("must be at least ")
+                            .append(std::to_string(least * lanes))
+                            .append(": ")
+                            .append(what));
+  };
+  const std::size_t room = lane_budget - std::min(lane_budget, allocation.headroom);
+  if (!allocation.protected_extra)
+    check(room, windows, "sinks and recent window, an observation window included");
+  if (allocation.competition != Competition::kLane || allocation.budget.is_total()) {
+    check(saturating_add(lane_budget, allocation.protected_extra ? windows : 0),
+          allocation.min_keep, "min_keep in every lane");
   }
 }
 

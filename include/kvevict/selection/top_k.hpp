@@ -4,7 +4,7 @@
 #include "kvevict/config.hpp"
 #include "kvevict/core/scored_lane.hpp"
 #include "kvevict/core/slot_bits.hpp"
-#include "kvevict/kernels/kernel_set.hpp"
+#include "kvevict/kernels/kernels.hpp"
 
 #include <algorithm>
 #include <array>
@@ -19,26 +19,22 @@ KVEVICT_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// Calls visit(word_index, candidate bits, keys) for every 64 slots of a lane that hold a
-/// candidate; key b belongs to bit b. A loop of its own for the keys, so that it vectorises.
+/// Calls visit(word_index, candidate bits, scores, how many) for every 64 slots of a lane that hold
+/// a candidate; score b belongs to bit b.
 template <class Visit>
-void for_each_key_word(const ScoredLane& lane, Visit&& visit) {
-  std::array<std::uint32_t, 64> keys{};
+void for_each_score_word(const ScoredLane& lane, Visit&& visit) {
   for (std::size_t w = 0; w < lane.candidates.size(); ++w) {
-    if (lane.candidates[w] == 0)
-      continue;
-    const float* scores = lane.scores.data() + w * 64;
-    const std::size_t count = std::min<std::size_t>(64, lane.scores.size() - w * 64);
-    for (std::size_t b = 0; b < count; ++b)
-      keys[b] = kernels::order_key(scores[b]);
-    visit(w, lane.candidates[w], keys);
+    if (lane.candidates[w] != 0) {
+      visit(w, lane.candidates[w], lane.scores.data() + w * 64,
+            std::min<std::size_t>(64, lane.scores.size() - w * 64));
+    }
   }
 }
 
 // The largest key of which at least `quota` >= 1 candidates are equal or larger, found digit by
 // digit: three histograms instead of a sort. `ties` becomes how many of that key are wanted.
 inline std::uint32_t threshold_key(std::span<const ScoredLane> lanes, std::size_t quota,
-                                   std::size_t& ties) noexcept {
+                                   const kernels::KernelSet& kernel, std::size_t& ties) noexcept {
   struct Digit {
     unsigned shift;
     unsigned bits;
@@ -46,36 +42,37 @@ inline std::uint32_t threshold_key(std::span<const ScoredLane> lanes, std::size_
   constexpr std::array<Digit, 3> kDigits{{{21, 11}, {10, 11}, {0, 10}}};
   std::uint32_t prefix = 0;
   std::uint32_t prefix_mask = 0;
+  std::array<std::uint32_t, 64> keys{};
   for (const Digit digit : kDigits) {
     // Two histograms in turn: scores crowd in few bins, and a bin is slow to increment twice
     // in a row.
     std::array<std::array<std::uint64_t, 2048>, 2> histogram{};
     const std::uint32_t digit_mask = (1U << digit.bits) - 1;
+    const auto count = [&](std::size_t which, std::uint32_t key) {
+      ++histogram[which][key >> digit.shift & digit_mask];
+    };
     for (const ScoredLane& lane : lanes) {
-      for_each_key_word(lane, [&](std::size_t, std::uint64_t bits, const auto& keys) {
-        if (bits == ~std::uint64_t{0} && prefix_mask == 0) {
+      for_each_score_word(lane, [&](std::size_t, std::uint64_t bits, const float* scores,
+                                    std::size_t n) {
+        if (prefix_mask != 0) {
+          bits &= kernel.compare_keys(scores, n, prefix, prefix | ~prefix_mask).inside;
+        } else if (bits == ~std::uint64_t{0}) {
+          kernel.order_keys(scores, n, keys.data());
           for (std::size_t b = 0; b < 64; b += 2) {
-            ++histogram[0][keys[b] >> digit.shift & digit_mask];
-            ++histogram[1][keys[b + 1] >> digit.shift & digit_mask];
+            count(0, keys[b]);
+            count(1, keys[b + 1]);
           }
           return;
         }
-        std::uint64_t matching = 0;
-        for (std::size_t b = 0; b < 64; ++b) {
-          matching |= std::uint64_t{(keys[b] & prefix_mask) == prefix} << b;
-        }
-        for (matching &= bits; matching != 0; matching &= matching - 1) {
-          const auto b = static_cast<std::size_t>(std::countr_zero(matching));
-          ++histogram[0][keys[b] >> digit.shift & digit_mask];
-        }
+        for_each_bit({&bits, 1}, [&](std::size_t b) { count(0, kernels::order_key(scores[b])); });
       });
     }
     std::uint32_t bin = digit_mask;
     for (;; --bin) {
-      const std::uint64_t count = histogram[0][bin] + histogram[1][bin];
-      if (count >= quota)
+      const std::uint64_t in_bin = histogram[0][bin] + histogram[1][bin];
+      if (in_bin >= quota)
         break;
-      quota -= static_cast<std::size_t>(count);
+      quota -= static_cast<std::size_t>(in_bin);
     }
     prefix |= bin << digit.shift;
     prefix_mask |= digit_mask << digit.shift;
@@ -104,31 +101,27 @@ inline std::uint32_t threshold_key(std::span<const ScoredLane> lanes, std::size_
 
 // Marks all candidates but the worst one: lowest key, then latest lane and slot. One pass, for
 // policies that evict a token in every step.
-inline void drop_worst(std::span<const ScoredLane> lanes) noexcept {
+inline void drop_worst(std::span<const ScoredLane> lanes,
+                       const kernels::KernelSet& kernel) noexcept {
   std::uint32_t worst = std::numeric_limits<std::uint32_t>::max();
   std::size_t worst_lane = 0;
   std::size_t worst_slot = 0;
   for (std::size_t l = 0; l < lanes.size(); ++l) {
-    for_each_key_word(lanes[l], [&](std::size_t w, std::uint64_t bits, const auto& keys) {
-      if (bits == ~std::uint64_t{0}) {
-        std::uint32_t lowest = keys[0];  // a loop of its own, so that it vectorises
-        for (const std::uint32_t key : keys)
-          lowest = std::min(lowest, key);
-        if (lowest > worst)
-          return;
-      }
-      for (; bits != 0; bits &= bits - 1) {
-        const auto b = static_cast<std::size_t>(std::countr_zero(bits));
-        if (keys[b] <= worst) {
-          worst = keys[b];
-          worst_lane = l;
-          worst_slot = w * 64 + b;
-        }
-      }
-    });
-    for (std::size_t w = 0; w < lanes[l].keep.size(); ++w) {
+    for_each_score_word(lanes[l],
+                        [&](std::size_t w, std::uint64_t bits, const float* scores, std::size_t n) {
+                          if (kernel.lowest_key(scores, n) > worst)
+                            return;
+                          for_each_bit({&bits, 1}, [&](std::size_t b) {
+                            const std::uint32_t key = kernels::order_key(scores[b]);
+                            if (key <= worst) {
+                              worst = key;
+                              worst_lane = l;
+                              worst_slot = w * 64 + b;
+                            }
+                          });
+                        });
+    for (std::size_t w = 0; w < lanes[l].keep.size(); ++w)
       lanes[l].keep[w] |= lanes[l].candidates[w];
-    }
   }
   clear_bit(lanes[worst_lane].keep, worst_slot);
 }
@@ -158,23 +151,22 @@ inline void select_top_k(std::span<const ScoredLane> lanes, std::size_t quota) n
     }
     return;
   }
+  // The same bits on every machine: keys are integers.
+  const kernels::KernelSet& kernel = kernels::best();
   if (quota + 1 == num_candidates)
-    return detail::drop_worst(lanes);
+    return detail::drop_worst(lanes, kernel);
   std::size_t ties = 0;
-  const std::uint32_t threshold = detail::threshold_key(lanes, quota, ties);
+  const std::uint32_t threshold = detail::threshold_key(lanes, quota, kernel, ties);
   for (const ScoredLane& lane : lanes) {
-    detail::for_each_key_word(lane, [&](std::size_t w, std::uint64_t bits, const auto& keys) {
-      std::uint64_t above = 0;
-      std::uint64_t equal = 0;
-      for (std::size_t b = 0; b < 64; ++b) {
-        above |= std::uint64_t{keys[b] > threshold} << b;
-        equal |= std::uint64_t{keys[b] == threshold} << b;
-      }
-      lane.keep[w] |= above & bits;
-      for (equal &= bits; equal != 0 && ties > 0; equal &= equal - 1, --ties) {
-        lane.keep[w] |= equal & (~equal + 1);  // the lowest slot first
-      }
-    });
+    detail::for_each_score_word(
+        lane, [&](std::size_t w, std::uint64_t bits, const float* scores, std::size_t n) {
+          const kernels::KeyBits found = kernel.compare_keys(scores, n, threshold, threshold);
+          lane.keep[w] |= found.above & bits;
+          for (std::uint64_t equal = found.inside & bits; equal != 0 && ties > 0;
+               equal &= equal - 1, --ties) {
+            lane.keep[w] |= equal & (~equal + 1);  // the lowest slot first
+          }
+        });
   }
 }
 

@@ -83,7 +83,8 @@ void check_mask_fits(const View& view, const KeepMask& mask, std::string_view wh
 /// together. Lane (layer, head) then has mask.count(layer, head) live rows: the engine sets its
 /// lengths and frees what lies behind (whole pages, or a reallocation). Touches no byte outside
 /// the live rows. Call it when every layer of the step has attended. Slots that were not valid are
-/// never kept, so all that is left is valid: a validity mask has to be made anew.
+/// never kept, so all that is left is valid: a validity mask has to be made anew. Pages that
+/// another sequence reads too have to be copied before: what moves here moves for both.
 ///
 /// Throws InvalidArgument, before anything moved, if the mask has not the view's lengths or rows
 /// behind a callback cannot be moved.
