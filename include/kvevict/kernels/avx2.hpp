@@ -544,9 +544,18 @@ KVEVICT_AVX2 inline void projected_norms(const float* factor, RowBlock rows, flo
   return std::max(largest_lane(all), scalar::max_value(x + i, n - i));
 }
 
+/// How many of n floats come before the first that lies at a multiple of 32 bytes. Stores across
+/// cache lines cost twice: what is written in place is brought to them first.
+[[nodiscard]] inline std::size_t floats_to_aligned(const float* x, std::size_t n) noexcept {
+  const std::uintptr_t past = std::bit_cast<std::uintptr_t>(x) % (kLanes * sizeof(float));
+  return past % sizeof(float) != 0 ? 0  // never aligned
+                                   : std::min(n, (kLanes - past / sizeof(float)) % kLanes);
+}
+
 KVEVICT_AVX2 inline void scale(float factor, std::size_t n, float* x) noexcept {
   const __m256 factor_f32x8 = _mm256_set1_ps(factor);
-  std::size_t i = 0;
+  std::size_t i = floats_to_aligned(x, n);
+  scalar::scale(factor, i, x);
   for (; i + kLanes <= n; i += kLanes) {
     _mm256_storeu_ps(x + i, _mm256_mul_ps(_mm256_loadu_ps(x + i), factor_f32x8));
   }
@@ -725,20 +734,22 @@ KVEVICT_AVX2 inline std::size_t add(float factor, const float* x, std::size_t n,
                                     float* y) noexcept {
   const __m256 factor_f32x8 = _mm256_set1_ps(factor);
   __m256i skipped = _mm256_setzero_si256();
-  std::size_t i = 0;
+  std::size_t i = floats_to_aligned(y, n);
+  const std::size_t before = scalar::add(factor, x, i, y);
   for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
     _mm_prefetch(reinterpret_cast<const char*>(x + i) + 1024, _MM_HINT_T0);
     add_eight(factor_f32x8, x + i, y + i, skipped);
     add_eight(factor_f32x8, x + i + kLanes, y + i + kLanes, skipped);
   }
-  return count(skipped) + scalar::add(factor, x + i, n - i, y + i);
+  return before + count(skipped) + scalar::add(factor, x + i, n - i, y + i);
 }
 
 KVEVICT_AVX2 inline std::size_t add_squared(float factor, const float* x, std::size_t n,
                                             float* y) noexcept {
   const __m256 factor_f32x8 = _mm256_set1_ps(factor);
   __m256i skipped = _mm256_setzero_si256();
-  std::size_t i = 0;
+  std::size_t i = floats_to_aligned(y, n);
+  const std::size_t before = scalar::add_squared(factor, x, i, y);
   for (; i + kLanes <= n; i += kLanes) {
     const __m256 scaled = _mm256_mul_ps(factor_f32x8, _mm256_loadu_ps(x + i));
     __m256 sample = _mm256_mul_ps(scaled, scaled);
@@ -746,14 +757,15 @@ KVEVICT_AVX2 inline std::size_t add_squared(float factor, const float* x, std::s
     const __m256 old = _mm256_loadu_ps(y + i);
     store_finite(sample, old, _mm256_add_ps(old, sample), y + i, skipped);
   }
-  return count(skipped) + scalar::add_squared(factor, x + i, n - i, y + i);
+  return before + count(skipped) + scalar::add_squared(factor, x + i, n - i, y + i);
 }
 
 KVEVICT_AVX2 inline std::size_t add_product(float factor, const float* a, const float* b,
                                             std::size_t n, float* y) noexcept {
   const __m256 factor_f32x8 = _mm256_set1_ps(factor);
   __m256i skipped = _mm256_setzero_si256();
-  std::size_t i = 0;
+  std::size_t i = floats_to_aligned(y, n);
+  const std::size_t before = scalar::add_product(factor, a, b, i, y);
   for (; i + kLanes <= n; i += kLanes) {
     __m256 sample =
         _mm256_mul_ps(_mm256_mul_ps(factor_f32x8, _mm256_loadu_ps(a + i)), _mm256_loadu_ps(b + i));
@@ -761,21 +773,22 @@ KVEVICT_AVX2 inline std::size_t add_product(float factor, const float* a, const 
     const __m256 old = _mm256_loadu_ps(y + i);
     store_finite(sample, old, _mm256_add_ps(old, sample), y + i, skipped);
   }
-  return count(skipped) + scalar::add_product(factor, a + i, b + i, n - i, y + i);
+  return before + count(skipped) + scalar::add_product(factor, a + i, b + i, n - i, y + i);
 }
 
 KVEVICT_AVX2 inline std::size_t take_max(float factor, const float* x, std::size_t n,
                                          float* y) noexcept {
   const __m256 factor_f32x8 = _mm256_set1_ps(factor);
   __m256i skipped = _mm256_setzero_si256();
-  std::size_t i = 0;
+  std::size_t i = floats_to_aligned(y, n);
+  const std::size_t before = scalar::take_max(factor, x, i, y);
   for (; i + kLanes <= n; i += kLanes) {
     __m256 sample = _mm256_mul_ps(factor_f32x8, _mm256_loadu_ps(x + i));
     KVEVICT_ROUND(sample);
     const __m256 old = _mm256_loadu_ps(y + i);
     store_finite(sample, old, _mm256_max_ps(sample, old), y + i, skipped);
   }
-  return count(skipped) + scalar::take_max(factor, x + i, n - i, y + i);
+  return before + count(skipped) + scalar::take_max(factor, x + i, n - i, y + i);
 }
 
 KVEVICT_AVX2 inline void ema_eight(__m256 decay_f32x8, __m256 rest_f32x8, const float* sample,
@@ -797,12 +810,13 @@ KVEVICT_AVX2 inline std::size_t ema(float decay, const float* sample, std::size_
   const __m256 decay_f32x8 = _mm256_set1_ps(decay);
   const __m256 rest_f32x8 = _mm256_set1_ps(1.0F - decay);
   __m256i skipped = _mm256_setzero_si256();
-  std::size_t i = 0;
+  std::size_t i = floats_to_aligned(state, n);
+  const std::size_t before = scalar::ema(decay, sample, i, state);
   for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
     ema_eight(decay_f32x8, rest_f32x8, sample + i, state + i, skipped);
     ema_eight(decay_f32x8, rest_f32x8, sample + i + kLanes, state + i + kLanes, skipped);
   }
-  return count(skipped) + scalar::ema(decay, sample + i, n - i, state + i);
+  return before + count(skipped) + scalar::ema(decay, sample + i, n - i, state + i);
 }
 
 // The mean under the kernel for 8 entries at once where the whole kernel fits in; added up in the
