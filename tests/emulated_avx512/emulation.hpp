@@ -21,6 +21,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <string_view>
 
@@ -384,7 +385,7 @@ template <class R>
 #define KVEVICT_TARGET(isa) KVEVICT_TEST_AVX2
 #undef KVEVICT_ROUND_ZMM
 #define KVEVICT_ROUND_ZMM(x) __asm__("" : "+m"(x))
-// The processor is asked for its name's sake only: the instructions above need AVX2.
+// A machine without AVX2 still says so: what is above needs it.
 #define __builtin_cpu_supports(feature) \
   (emulated::is_avx512(feature) || __builtin_cpu_supports(feature))
 

@@ -118,10 +118,6 @@ template <class M>
   }
 }
 
-}  // namespace detail
-
-namespace detail {
-
 /// Whether a state keeps a fixed number of samples, so that one more pushes out another for good.
 template <class State>
 [[nodiscard]] constexpr bool forgets_oldest(const State& /*state*/) noexcept {
