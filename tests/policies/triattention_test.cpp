@@ -183,6 +183,13 @@ TEST(StandardScores, ConstantAndNaN) {
   EXPECT_FLOAT_EQ(scores.array(0)[0], -1.0F);
   EXPECT_TRUE(std::isnan(scores.array(0)[1]));
   EXPECT_FLOAT_EQ(scores.array(0)[2], 1.0F);
+  // Squares of these are no floats.
+  const std::vector<float> large = {1e30F, 2e30F, 3e30F};
+  std::copy(large.begin(), large.end(), scores.array(0).begin());
+  kvevict::StandardScores{}.apply(input, scores);
+  EXPECT_NEAR(scores.array(0)[0], -std::sqrt(1.5), 1e-6);
+  EXPECT_NEAR(scores.array(0)[1], 0.0, 1e-6);
+  EXPECT_NEAR(scores.array(0)[2], std::sqrt(1.5), 1e-6);
 }
 
 /// Random statistics and keys of a model with YaRN's scaling, frequencies without a formula and

@@ -66,17 +66,14 @@ struct StandardScores {
   void apply(const ScoreInput& input, LaneScores& scores) const {
     for (std::size_t i = 0; i < scores.num_arrays(); ++i) {
       const std::span<float> array = scores.array(i);
-      const std::span<const float> rivals = rivals_of(input, scores, i);
-      double mean = 0.0;
-      float variance = 0.0F;  // with the divisor n - 1
-      if (!rivals.empty()) {
-        mean = input.kernel.sum(rivals.data(), rivals.size()) / static_cast<double>(rivals.size());
-        input.kernel.row_variances({rivals.data(), 0, 1, rivals.size(), ElementType::kF32},
-                                   &variance);
-        variance *= static_cast<float>(static_cast<double>(rivals.size() - 1) /
-                                       static_cast<double>(rivals.size()));
-      }
-      const double deviation = std::sqrt(static_cast<double>(variance));
+      const std::span<float> rivals = rivals_of(input, scores, i);
+      const auto count = static_cast<double>(std::max<std::size_t>(1, rivals.size()));
+      const double mean = input.kernel.sum(rivals.data(), rivals.size()) / count;
+      // The length of what is left of them, which has no square that could overflow.
+      input.kernel.standardise(mean, 1.0, rivals.size(), rivals.data());
+      float length = 0.0F;
+      input.kernel.row_norms({rivals.data(), 0, 1, rivals.size(), ElementType::kF32}, &length);
+      const double deviation = static_cast<double>(length) / std::sqrt(count);
       input.kernel.standardise(mean, 1.0 / std::max(deviation, least_deviation), array.size(),
                                array.data());
     }
@@ -84,8 +81,8 @@ struct StandardScores {
 
  private:
   // The finite scores of an array's slots that may be chosen, side by side.
-  [[nodiscard]] static std::span<const float> rivals_of(const ScoreInput& input,
-                                                        const LaneScores& scores, std::size_t i) {
+  [[nodiscard]] static std::span<float> rivals_of(const ScoreInput& input, const LaneScores& scores,
+                                                  std::size_t i) {
     const std::span<const float> array = scores.array(i);
     const std::span<const std::uint8_t> valid = scores.cache(scores.head_of(i)).valid;
     const std::span<float> rivals = scores.spare();
