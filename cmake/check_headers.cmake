@@ -5,6 +5,7 @@ set(root ${CMAKE_CURRENT_LIST_DIR}/..)
 set(list_file ${CMAKE_CURRENT_LIST_DIR}/headers.cmake)
 
 file(GLOB_RECURSE headers RELATIVE ${root} ${root}/include/*)
+list(REMOVE_ITEM headers include/kvevict/policies/README.md)
 list(SORT headers)
 list(JOIN headers "\n    " lines)
 set(wanted

@@ -116,12 +116,15 @@ struct AdaKVOver : Base {
   }
 };
 
-// policy: AdaKV | last rows of the prompt | - | head | at prompt ends | 1 float per KV head | none
-//   | 2407.11550
+// policy: AdaKV | `maxpool_7(sum_w mean_h a[h,t,i])`; heads of a layer compete, each keeps a floor
+//   | last rows of the prompt | - | head | at prompt ends | 4 B per KV head | none | 2407.11550
 using AdaKV = Policy<Composed<AdaKVRecipe>>;
-// policy: AdaKVKnorm | K | - | head | at any time | none | a pass over K | 2407.11550, 2406.11430
+// policy: AdaKVKnorm | `-norm(k_i)`; heads of a layer compete, each keeps a floor | K | - | head
+//   | at any time | none | a pass over K | 2407.11550, 2406.11430
 using AdaKVKnorm = Policy<Composed<AdaKVOver<KnormRecipe>>>;
-// policy: AdaKVKeyDiff | K | - | head | at any time | none | a pass over K | 2407.11550, 2504.15364
+// policy: AdaKVKeyDiff
+//   | `-cos(k_i, mean_j unit(k_j))`; heads of a layer compete, each keeps a floor | K | - | head
+//   | at any time | none | a pass over K | 2407.11550, 2504.15364
 using AdaKVKeyDiff = Policy<Composed<AdaKVOver<KeyDiffRecipe>>>;
 
 KVEVICT_NAMESPACE_END

@@ -53,8 +53,8 @@ struct AggregatedOver : Base {
   }
 };
 
-// policy: AggregatedKeyDiff | K | - | head | at any time | 2 floats per KV head | a pass over K
-//   | 2609.03515 (ablation)
+// policy: AggregatedKeyDiff | `m_i = 0.8 m_i + 0.2 s_i` in each step, s as `KeyDiff` | K | - | head
+//   | at any time | 8 B per KV head | a pass over K | 2609.03515 (ablation)
 using AggregatedKeyDiff = Policy<Composed<AggregatedOver<KeyDiffRecipe>>>;
 
 KVEVICT_NAMESPACE_END

@@ -58,7 +58,10 @@ struct AhaKVRecipe : CutsEveryStep {
   }
 };
 
-// policy: AhaKV | newest rows, V | - | head | at any time | window (32) floats per KV head
+// policy: AhaKV
+//   | `nu_i sum_w mean_h a'[h,t,i]`, w the newest rows; `a' ~ a^sqrt(2 ln(t / budget))`, `nu =
+//     pool_5(norm(v)^2) / max`
+//   | newest rows, V | - | head | at any time | 128 B per KV head (4 B x recent_window 32)
 //   | window passes over the scores, one over V | 2506.03762
 using AhaKV = Policy<Composed<AhaKVRecipe>>;
 

@@ -183,14 +183,25 @@ struct KVCrushOver : Base {
   }
 };
 
-// policy: BlockEviction | last rows of the prompt, newest row | - | layer | at any time
-//   | 3 floats per layer | a pass over the row and over the scores | openvino.genai
+// policy: BlockEviction
+//   | `sum_block (fmax_7(sum_w mean_H a[H,t,i]) + sum_decoded fmax_7(mean_H a[H,t,i])) / n_i`, n_i
+//     the queries that could see i
+//   | last rows of the prompt, newest row | - | layer | at any time
+//   | 12 B per layer; during a step 4 B more | a pass over the row and over the scores
+//   | openvino.genai
 using BlockEviction = Policy<Composed<BlockEvictionRecipe>>;
-// policy: AdaptiveRKV | newest rows, K | - | layer | at any time | window (8) floats per KV head
+// policy: AdaptiveRKV
+//   | `sum_block fmax_7(mean_w mean_H a[H,t,i])`, w the newest rows; behind 90 % of the mass
+//     `-mean_j mean_H cos(k_i, k_j)`, low cosines as 0
+//   | newest rows, K | - | layer | at any time
+//   | 32 B per KV head (4 B x window 8); scratch 4 (head_dim + 1) B
 //   | a pass over the row; a cut compares evictable keys | openvino.genai, 2505.24133
 using AdaptiveRKV = Policy<Composed<AdaptiveRKVRecipe>>;
-// policy: KVCrush | last rows of the prompt, newest row | - | layer | at any time
-//   | 3 floats per layer | a pass over the row and over the scores | 2503.00022
+// policy: KVCrush
+//   | as `BlockEviction`; of what would go some blocks stay, spread by the Hamming distance of
+//     their bits
+//   | last rows of the prompt, newest row | - | layer | at any time
+//   | 12 B per layer; during a step 4 B more | a pass over the row and over the scores | 2503.00022
 using KVCrush = Policy<Composed<KVCrushOver<BlockEvictionRecipe>>>;
 
 KVEVICT_NAMESPACE_END

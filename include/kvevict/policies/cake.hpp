@@ -95,8 +95,11 @@ struct CAKERecipe {
   }
 };
 
-// policy: CAKE | last rows of the prompt, newest row | - | head | at any time
-//   | 2 floats per query head | two passes over the row, one over the scores | 2503.12491
+// policy: CAKE
+//   | `mean_h pool_5(mean_w a[h,t,i] + 200 var_w a[h,t,i])`, while decoding `mean_h
+//     pool_5(a[h,new,i])`; layer budgets by entropy and variance of a
+//   | last rows of the prompt, newest row | - | head | at any time | 8 B per query head
+//   | two passes over the row, one over the scores | 2503.12491
 using CAKE = Policy<Composed<CAKERecipe>>;
 
 KVEVICT_NAMESPACE_END

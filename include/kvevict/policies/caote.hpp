@@ -54,17 +54,22 @@ struct H2OCAOTERecipe : KeepsHeavyAndRecent<H2OCAOTERecipe<kEstimate>> {
   }
 };
 
-// policy: TOVACAOTE | newest row, V | - | layer | at any time | 1 float per query head
+// policy: TOVACAOTE
+//   | `mean_H a_i / (1 - a_i) norm(X - v_i)`, `a_i = a[H,new,i]`, `X = sum_j a_j v_j`
+//   | newest row, V | - | layer | at any time | 4 B per query head
 //   | as `TOVA`, a pass over V per query head | 2504.14051
 using TOVACAOTE = Policy<Composed<TOVACAOTERecipe<OutputEstimate::kExact>>>;
-// policy: TOVAFastCAOTE | newest row, V | - | layer | at any time | 1 float per query head
-//   | as `TOVA`, a pass over V per query head | 2504.14051
+// policy: TOVAFastCAOTE | as `TOVACAOTE`, `X = mean_j v_j` | newest row, V | - | layer
+//   | at any time | 4 B per query head | as `TOVA`, a pass over V per query head | 2504.14051
 using TOVAFastCAOTE = Policy<Composed<TOVACAOTERecipe<OutputEstimate::kMeanValue>>>;
-// policy: H2OCAOTE | every row, V | - | head | at any time | 1 float per query head
+// policy: H2OCAOTE
+//   | `mean_h A_i / (1 - A_i) norm(X - v_i)`, `A = sum_all a[h,t,.]` scaled to sum 1, `X = sum_j
+//     A_j v_j`
+//   | every row, V | - | head | at any time | 4 B per query head
 //   | as `H2O`, a pass over V per query head | 2504.14051
 using H2OCAOTE = Policy<Composed<H2OCAOTERecipe<OutputEstimate::kExact>>>;
-// policy: H2OFastCAOTE | every row, V | - | head | at any time | 1 float per query head
-//   | as `H2O`, a pass over V per query head | 2504.14051
+// policy: H2OFastCAOTE | as `H2OCAOTE`, `X = mean_j v_j` | every row, V | - | head | at any time
+//   | 4 B per query head | as `H2O`, a pass over V per query head | 2504.14051
 using H2OFastCAOTE = Policy<Composed<H2OCAOTERecipe<OutputEstimate::kMeanValue>>>;
 
 KVEVICT_NAMESPACE_END

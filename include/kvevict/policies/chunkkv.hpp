@@ -90,8 +90,8 @@ struct ChunkKVRecipe : CutsPrompts {
   }
 };
 
-// policy: ChunkKV | last rows of the prompt | - | layer | at prompt ends | 1 float per KV head
-//   | none | 2502.00299
+// policy: ChunkKV | `sum_chunk sum_H sum_w mean_h a[h,t,i]` | last rows of the prompt | - | layer
+//   | at prompt ends | 4 B per KV head | none | 2502.00299
 using ChunkKV = Policy<Composed<ChunkKVRecipe>>;
 
 KVEVICT_NAMESPACE_END

@@ -188,13 +188,19 @@ struct CompactorRecipe : CutsPrompts {
   }
 };
 
-// policy: Leverage | K | - | head | at any time | none | three passes over K, head_dim^2 a token
-//   | 2507.08143
+// policy: Leverage
+//   | `y_i (Y^T Y + ridge I)^-1 y_i`, `y_i = (k_i - mean k) sketch`, k before rotary embedding | K
+//   | - | head | at any time | none | three passes over K, head_dim^2 a token | 2507.08143
 using Leverage = Policy<Composed<LeverageRecipe>>;
-// policy: NonCausal | queries of the prompt, K, V | - | head | at prompt ends | 1 float per KV head
-//   | none | 2507.08143
+// policy: NonCausal | `pool_3(norm(v_i) mean_h sum_chunk softmax_chunk(q_t k_i))`, no causal mask
+//   | queries of the prompt, K, V | - | head | at prompt ends
+//   | 4 B per KV head; fixed, in a prompt: 4 chunk_len head_dim B per query head | none
+//   | 2507.08143
 using NonCausal = Policy<Composed<NonCausalRecipe>>;
-// policy: Compactor | queries of the prompt, K, V | - | head | at prompt ends | 1 float per KV head
+// policy: Compactor | `z(s_i) + b z(l_i)`, s as `NonCausal`, l as `Leverage`, b the share that goes
+//   | queries of the prompt, K, V | - | head | at prompt ends
+//   | 4 B per KV head; fixed, in a prompt: 4 chunk_len head_dim B per query head; scratch 4 B per
+//     KV head of a layer
 //   | none | 2507.08143
 using Compactor = Policy<Composed<CompactorRecipe>>;
 

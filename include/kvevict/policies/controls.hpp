@@ -163,12 +163,13 @@ struct RandomAttentionRecipe {
   }
 };
 
-// policy: FullKV | nothing | - | model | nothing | none | none | control
+// policy: FullKV | none: all stay | nothing | - | model | nothing | none | none | control
 using FullKV = Policy<FullKVMethod>;
-// policy: RandomEviction | nothing | - | head | at any time | none | a number per entry | control
+// policy: RandomEviction | a random number, kept | nothing | - | head | at any time | none
+//   | a number per entry | control
 using RandomEviction = Policy<Composed<RandomEvictionRecipe>>;
-// policy: RandomAttention | nothing | - | head | while decoding | none
-//   | none; a cut: a number per entry | 2609.03430
+// policy: RandomAttention | a random number, new at each cut | nothing | - | head | while decoding
+//   | none | none; a cut: a number per entry | 2609.03430
 using RandomAttention = Policy<Composed<RandomAttentionRecipe>>;
 
 KVEVICT_NAMESPACE_END

@@ -117,12 +117,17 @@ struct CriticalKVRecipe : Base {
 };
 
 /// Over SnapKV.
-// policy: CriticalKV | last rows of the prompt, V, W_O | - | head | at prompt ends
-//   | 1 float per KV head | none | 2502.03805
+// policy: CriticalKV
+//   | half of the budget by s, the rest by `(s_i + eps) mean_h norm1(v_i W_h)`, s as `SnapKV`
+//   | last rows of the prompt, V, W_O | - | head | at prompt ends | 4 B per KV head | none
+//   | 2502.03805
 using CriticalKV = Policy<Composed<CriticalKVRecipe<SnapKVRecipe>>>;
 /// Over AdaKV.
-// policy: CriticalAdaKV | last rows of the prompt, V, W_O | - | head | at prompt ends
-//   | 1 float per KV head | none | 2502.03805
+// policy: CriticalAdaKV
+//   | half of the budget by s, the rest by `(s_i + eps) mean_h norm1(v_i W_h)`, s as `AdaKV`, which
+//     says how many each head keeps
+//   | last rows of the prompt, V, W_O | - | head | at prompt ends | 4 B per KV head | none
+//   | 2502.03805
 using CriticalAdaKV = Policy<Composed<CriticalKVRecipe<AdaKVRecipe>>>;
 
 KVEVICT_NAMESPACE_END

@@ -47,7 +47,9 @@ struct CurDKVRecipe : CutsByCacheScore {
   }
 };
 
-// policy: CurDKV | K, V | - | head | at any time | none | a pass over K and V | 2509.15038
+// policy: CurDKV
+//   | `l_K l_V / sum l_K l_V`, `l_K = norm(k_i)^2 / sum_block norm(k_j)^2`, l_V of v alike | K, V
+//   | - | head | at any time | none | a pass over K and V | 2509.15038
 using CurDKV = Policy<Composed<CurDKVRecipe>>;
 
 KVEVICT_NAMESPACE_END

@@ -88,8 +88,11 @@ struct DefensiveKVRecipe : CutsPrompts {
   }
 };
 
-// policy: DefensiveKV | last rows of the prompt, V, W_O | - | head | at prompt ends
-//   | 2 floats per KV head | none | 2510.13334
+// policy: DefensiveKV
+//   | `max(m_i, mean m) p_i / mean_H p_i`, `m_i = max_w max_h pool_5(a[h,t,i])`, `p_i = mean_h
+//     norm1(v_i W_h)`; before, what holds 90 % of the mean attention
+//   | last rows of the prompt, V, W_O | - | head | at prompt ends
+//   | 8 B per KV head; scratch 4 B per KV head of a layer | none | 2510.13334
 using DefensiveKV = Policy<Composed<DefensiveKVRecipe>>;
 
 KVEVICT_NAMESPACE_END

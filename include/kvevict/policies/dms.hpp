@@ -68,11 +68,13 @@ struct DMSOver : Base {
   }
 };
 
-// policy: DMSKnorm | K | - | head | at any time | 2 floats per KV head
-//   | the new keys, a pass over the scores | 2506.05345
+// policy: DMSKnorm | `-norm(k_i)`; goes if below the threshold, behind the recent window | K | -
+//   | head | at any time | 8 B per KV head | the new keys, a pass over the scores | 2506.05345
 using DMSKnorm = Policy<Composed<DMSOver<KnormRecipe>>>;
-// policy: DMSQFilters | K | filters | head | at any time | 2 floats per KV head
-//   | the new keys, a pass over the scores | 2506.05345, 2503.02812
+// policy: DMSQFilters
+//   | `-<f, k_i>` when i came; goes if below the threshold, behind the recent window | K | filters
+//   | head | at any time | 8 B per KV head | the new keys, a pass over the scores
+//   | 2506.05345, 2503.02812
 using DMSQFilters = Policy<Composed<DMSOver<QFiltersRecipe>>>;
 
 KVEVICT_NAMESPACE_END

@@ -51,11 +51,15 @@ struct DropKVRecipe : CutsPrompts {
   }
 };
 
-// policy: DropKV | last queries of the prompt, K, V | - | head | at prompt ends
-//   | 1 float per KV head | none | kvpress issue 284
+// policy: DropKV
+//   | `pool_7(mean_h sum_w (a[h,t,i] / (1 - a[h,t,i]))^2 norm(v_i - o_t)^2)`, o_t the output of
+//     query t
+//   | last queries of the prompt, K, V | - | head | at prompt ends | 4 B per KV head; scratch 256 B
+//   | none | kvpress issue 284
 using DropKV = Policy<Composed<DropKVRecipe>>;
-// policy: AdaKVDropKV | last queries of the prompt, K, V | - | head | at prompt ends
-//   | 1 float per KV head | none | kvpress issue 284, 2407.11550
+// policy: AdaKVDropKV | as `DropKV`; heads of a layer compete, each keeps a floor
+//   | last queries of the prompt, K, V | - | head | at prompt ends | 4 B per KV head; scratch 256 B
+//   | none | kvpress issue 284, 2407.11550
 using AdaKVDropKV = Policy<Composed<AdaKVOver<DropKVRecipe>>>;
 
 KVEVICT_NAMESPACE_END

@@ -59,8 +59,10 @@ struct EntropyGatedOver : Base {
   }
 };
 
-// policy: EntropyGatedChunkKV | last rows of the prompt | - | layer | at prompt ends
-//   | 1 float per KV head | none | kvpress
+// policy: EntropyGatedChunkKV
+//   | `mean_chunk sum_H pool_5(sum_w mean_h a[h,t,i])`; a good chunk of low entropy keeps its best
+//     4
+//   | last rows of the prompt | - | layer | at prompt ends | 4 B per KV head | none | kvpress
 using EntropyGatedChunkKV = Policy<Composed<EntropyGatedOver<SnapKVRecipe>>>;
 
 KVEVICT_NAMESPACE_END

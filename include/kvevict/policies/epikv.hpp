@@ -131,13 +131,16 @@ class EpiKVMethod : public detail::EpiKVRules {
   HiddenTrend hidden_;
 };
 
-// policy: EpiKV | hidden states of 2 layers | - | model | decoded tokens | 1 float
+// policy: EpiKV | `z_64(g_10) - z_64(g_21)` when i came, `g_l = norm(hid_l(i) - hid_l(i-1))`
+//   | hidden states of 2 layers | - | model | decoded tokens
+//   | 4 B; fixed: (max_rollback + 2) 4 hidden_size B per layer
 //   | hidden size + a pass over the scores, or O(log budget) by `streaming()` | 2606.26472
 using EpiKV = Policy<EpiKVMethod<EpiKVZScore>>;
-// policy: EpiKVRaw | hidden states of 2 layers | - | model | decoded tokens | 1 float | as `EpiKV`
-//   | 2606.26472
+// policy: EpiKVRaw | `mean_64(g_10) - mean_64(g_21)` when i came | hidden states of 2 layers | -
+//   | model | decoded tokens | 4 B; fixed as `EpiKV` | as `EpiKV` | 2606.26472
 using EpiKVRaw = Policy<EpiKVMethod<EpiKVRollingMean>>;
-// policy: EpiKVBands | hidden states of two bands of layers | - | model | decoded tokens | 1 float
+// policy: EpiKVBands | `1.29 z_64(mean g_7..13) - z_64(mean g_18..25)` when i came
+//   | hidden states of two bands of layers | - | model | decoded tokens | 4 B; fixed as `EpiKV`
 //   | as `EpiKV`, for all layers of the bands | 2606.26472
 using EpiKVBands = Policy<EpiKVMethod<EpiKVBandMean>>;
 

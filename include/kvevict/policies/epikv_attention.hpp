@@ -107,8 +107,9 @@ class EpiKVAttentionMethod : public detail::EpiKVRules {
   AttentionColumns attention_;
 };
 
-// policy: EpiKVAttention | newest row, hidden states | - | model | decoded tokens
-//   | 1 float + 1 per KV head | a pass over the row | 2606.26472
+// policy: EpiKVAttention | `minmax(sum_decoded mean_l mean_H a[H,t,i]) + minmax(z_64(g_10))`
+//   | newest row, hidden states | - | model | decoded tokens
+//   | 4 B + 4 B per KV head; fixed as `EpiKV` | a pass over the row | 2606.26472
 using EpiKVAttention = Policy<EpiKVAttentionMethod>;
 
 KVEVICT_NAMESPACE_END

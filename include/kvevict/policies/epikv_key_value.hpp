@@ -100,11 +100,13 @@ class EpiKVKeyValueMethod : public detail::EpiKVRules {
   std::vector<float> step_scores_;
 };
 
-// policy: EpiKVKey | K | - | model | decoded tokens | 1 float | layers x heads x head_dim
-//   | 2606.26472
+// policy: EpiKVKey
+//   | `mean_64(mean_l mean_H var_c(k_i))` when i came, over i and the decoded tokens before | K | -
+//   | model | decoded tokens | 4 B | layers x heads x head_dim | 2606.26472
 using EpiKVKey = Policy<EpiKVKeyValueMethod<KvPart::kKeys>>;
-// policy: EpiKVValue | V | - | model | decoded tokens | 1 float | layers x heads x head_dim
-//   | 2606.26472
+// policy: EpiKVValue
+//   | `mean_64(mean_l mean_H var_c(v_i))` when i came, over i and the decoded tokens before | V | -
+//   | model | decoded tokens | 4 B | layers x heads x head_dim | 2606.26472
 using EpiKVValue = Policy<EpiKVKeyValueMethod<KvPart::kValues>>;
 
 KVEVICT_NAMESPACE_END

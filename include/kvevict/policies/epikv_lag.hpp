@@ -99,11 +99,14 @@ class EpiKVLagMethod : public detail::EpiKVRules {
   LateScores frozen_;
 };
 
-// policy: EpiKVLag | K, V | - | model | decoded tokens | 1 float
+// policy: EpiKVLag
+//   | `u_K + u_V`, `u_K = mean_H std_c((k_i - low) / (high - low))`, k the mean over layers, low
+//     and high of the chunk before; u_V of v alike
+//   | K, V | - | model | decoded tokens | 4 B; scratch 8 chunk_len head_dim B
 //   | a pass over K and V (frozen: over the new ones) | 2606.26472
 using EpiKVLag = Policy<EpiKVLagMethod<true>>;
-// policy: EpiKVLagKey | K | - | model | decoded tokens | 1 float
-//   | a pass over K (frozen: over the new ones) | 2606.26472
+// policy: EpiKVLagKey | `u_K`, as in `EpiKVLag` | K | - | model | decoded tokens
+//   | 4 B; scratch 8 chunk_len head_dim B | a pass over K (frozen: over the new ones) | 2606.26472
 using EpiKVLagKey = Policy<EpiKVLagMethod<false>>;
 
 KVEVICT_NAMESPACE_END

@@ -190,10 +190,13 @@ class EpiKVSegmentsMethod : public detail::EpiKVRules {
   mutable SegmentCaps segments_;  // scratch of select
 };
 
-// policy: EpiKVSegmentHS | newest row, hidden states | - | model | decoded tokens | 1 float
+// policy: EpiKVSegmentHS
+//   | as `EpiKV`; segments of 128 keep 64, 32 or 8, most where `a[H,new,.]` has low entropy
+//   | newest row, hidden states | - | model | decoded tokens | 8 B; fixed as `EpiKV`
 //   | a pass over the row | 2606.26472
 using EpiKVSegmentHS = Policy<EpiKVSegmentsMethod<AttentionEntropy>>;
-// policy: EpiKVSeg | hidden states, K | - | model | decoded tokens | 1 float | a pass over K
+// policy: EpiKVSeg | as `EpiKV`; segments of 128 keep 64, 32 or 8, most where `var_c(k)` is large
+//   | hidden states, K | - | model | decoded tokens | 4 B; fixed as `EpiKV` | a pass over K
 //   | 2606.26472
 using EpiKVSeg = Policy<EpiKVSegmentsMethod<KeyVariance>>;
 

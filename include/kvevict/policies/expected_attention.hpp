@@ -131,18 +131,24 @@ struct CapKVRecipe : CutsByCacheScore {
   }
 };
 
-// policy: ExpectedAttention | queries, K, V | - | head | at any time
-//   | none (statistics of queries, head_dim^2 per head) | a pass over K and V, head_dim^2 a token
-//   | 2510.00636
-using ExpectedAttention = Policy<Composed<ExpectedAttentionRecipe<false>>>;
-// policy: ExpectedAttentionStats | K, V | statistics of queries | head | at any time | none
+// policy: ExpectedAttention
+//   | `mean_h softmax_i(m_h k_i / sqrt(d) + k_i S_h k_i / (2 d)) norm(v_i)`, m_h and S_h mean and
+//     covariance of queries to come
+//   | queries, K, V | - | head | at any time
+//   | none; fixed: statistics of queries, 8 head_dim^2 B per query head
 //   | a pass over K and V, head_dim^2 a token | 2510.00636
+using ExpectedAttention = Policy<Composed<ExpectedAttentionRecipe<false>>>;
+// policy: ExpectedAttentionStats | as `ExpectedAttention` | K, V | statistics of queries | head
+//   | at any time | none | a pass over K and V, head_dim^2 a token | 2510.00636
 using ExpectedAttentionStats = Policy<Composed<ExpectedAttentionRecipe<true>>>;
-// policy: CapKV | queries, K, V | - | head | at any time
-//   | none (means of queries, head_dim per head) | a pass over K and V, head_dim^2 a token
-//   | 2604.25975
+// policy: CapKV
+//   | `mean_h e_i v_i A^-1 v_i`, `e_i = exp(5 cos(m_h, k_i) - max)`, `A = I + sum_j (e_j + 1e-6)
+//     v_j v_j^T`, m_h the mean query to come
+//   | queries, K, V | - | head | at any time
+//   | none; fixed: means of queries, 8 head_dim B per query head
+//   | a pass over K and V, head_dim^2 a token | 2604.25975
 using CapKV = Policy<Composed<CapKVRecipe<false>>>;
-// policy: CapKVStats | K, V | statistics of queries | head | at any time | none
+// policy: CapKVStats | as `CapKV` | K, V | statistics of queries | head | at any time | none
 //   | a pass over K and V, head_dim^2 a token | 2604.25975
 using CapKVStats = Policy<Composed<CapKVRecipe<true>>>;
 

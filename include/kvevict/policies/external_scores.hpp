@@ -148,14 +148,16 @@ struct KVzipRecipe : CutsPrompts {
   }
 };
 
-// policy: ExternalScores | scores of your own (`observe_scores`) | - | head | at any time
-//   | 1 float per KV head | a pass over the scores | -
+// policy: ExternalScores | as given | scores of your own (`observe_scores`) | - | head
+//   | at any time | 4 B per KV head | a pass over the scores | -
 using ExternalScores = Policy<Composed<ExternalScoresRecipe>>;
-// policy: KVzap | scores of a trained model (`observe_scores`) | - | head | at any time
-//   | 1 float per KV head | a pass over the scores | 2601.07891
+// policy: KVzap | as given; goes if below -4, behind the recent window
+//   | scores of a trained model (`observe_scores`) | - | head | at any time | 4 B per KV head
+//   | a pass over the scores | 2601.07891
 using KVzap = Policy<Composed<KVzapRecipe>>;
-// policy: KVzip | scores of a second pass over the prompt (`ReplayScores`) | - | head
-//   | at prompt ends | 1 float per KV head | none | 2505.23416
+// policy: KVzip | `max_t max_h a[h,t,i]`, t the rows of the second pass
+//   | scores of a second pass over the prompt (`ReplayScores`) | - | head | at prompt ends
+//   | 4 B per KV head | none | 2505.23416
 using KVzip = Policy<Composed<KVzipRecipe>>;
 
 KVEVICT_NAMESPACE_END

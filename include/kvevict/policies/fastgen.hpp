@@ -56,8 +56,12 @@ struct FastGenRecipe : CutsEveryStep {
 };
 
 using FastGenOptions = HeadProfileOptions;
-// policy: FastGen | every row, labels of tokens | - | head | at any time
-//   | 1 float per KV head (in the prompt 2) | as `H2O` | 2310.01801
+// policy: FastGen
+//   | `sum_all mean_h a[h,t,i]`, behind labelled and newest tokens; which of the three a head keeps
+//     is up to its profile
+//   | every row, labels of tokens | - | head | at any time
+//   | 4 B per KV head (8 B in the first prompt); 16 B for each token seen that has a label
+//   | as `H2O` | 2310.01801
 using FastGen = Policy<Composed<FastGenRecipe>>;
 
 KVEVICT_NAMESPACE_END

@@ -79,8 +79,8 @@ struct FinchRecipe : CutsPrompts {
   }
 };
 
-// policy: Finch | last rows of the prompt | - | head | at prompt ends | 1 float per KV head | none
-//   | 2408.00167
+// policy: Finch | `sum_w (slots before t) mean_h a[h,t,i]` | last rows of the prompt | - | head
+//   | at prompt ends | 4 B per KV head | none | 2408.00167
 using Finch = Policy<Composed<FinchRecipe>>;
 
 KVEVICT_NAMESPACE_END

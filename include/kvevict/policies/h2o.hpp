@@ -83,7 +83,7 @@ struct H2ORecipe : KeepsHeavyAndRecent<H2ORecipe> {
   }
 };
 
-// policy: H2O | every row | - | head | at any time | 1 float per KV head
+// policy: H2O | `sum_all mean_h a[h,t,i]` | every row | - | head | at any time | 4 B per KV head
 //   | a pass over the row, one over the scores | 2306.14048
 using H2O = Policy<Composed<H2ORecipe>>;
 

@@ -263,13 +263,15 @@ class InertiaKVMethod {
   Norms norms_;
 };
 
-// policy: InertiaKV | newest row of every r-th step (score-free: of the first) | - | model
-//   | while decoding | 1 float, during a step + 1 per eligible layer | layers x a pass over the row
-//   | 2609.03515
+// policy: InertiaKV | `m_i = 0.8 m_i + 0.2 mean_H a[H,new,i]`, layer after layer
+//   | newest row of every r-th step (score-free: of the first) | - | model | while decoding
+//   | 4 B; during a step 4 B per eligible layer more | layers x a pass over the row | 2609.03515
 using InertiaKV = Policy<InertiaKVMethod<InertiaKVAttention>>;
-// policy: InertiaKVValueNorm | newest row of every r-th step, V | - | model | while decoding
-//   | 1 float, during a step + 1 per eligible layer, + 1 per KV head | layers x a pass over the row
-//   | 2609.03515
+// policy: InertiaKVValueNorm
+//   | `m_i = 0.8 m_i + 0.2 mean_H a[H,new,i] norm(v_i) / mean_j norm(v_j)`, layer after layer
+//   | newest row of every r-th step, V | - | model | while decoding
+//   | 4 B + 4 B per KV head; during a step 4 B per KV head of eligible layers more
+//   | layers x a pass over the row | 2609.03515
 using InertiaKVValueNorm = Policy<InertiaKVMethod<InertiaKVValueNormAttention>>;
 
 KVEVICT_NAMESPACE_END

@@ -48,12 +48,13 @@ struct MeanCentredNormRecipe : CutsByCacheScore {
   static MaskScope scope(const Options& /*options*/) noexcept { return MaskScope::kLayer; }
 };
 
-// policy: Knorm | K | - | head | at any time | none | a pass over K | 2406.11430
+// policy: Knorm | `-norm(k_i)` | K | - | head | at any time | none | a pass over K | 2406.11430
 using Knorm = Policy<Composed<KnormRecipe>>;
-// policy: KeyDiff | K | - | head | at any time | none | a pass over K | 2504.15364
+// policy: KeyDiff | `-cos(k_i, mean_j unit(k_j))` | K | - | head | at any time | none
+//   | a pass over K | 2504.15364
 using KeyDiff = Policy<Composed<KeyDiffRecipe>>;
-// policy: MeanCentredNorm | K of all heads | - | layer | at any time | none | a pass over K
-//   | after 2506.04642
+// policy: MeanCentredNorm | `mean_H norm(k_i - mean_H k_i)` | K of all heads | - | layer
+//   | at any time | none | a pass over K | after 2506.04642
 using MeanCentredNorm = Policy<Composed<MeanCentredNormRecipe>>;
 
 KVEVICT_NAMESPACE_END

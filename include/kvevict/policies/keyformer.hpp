@@ -75,7 +75,9 @@ struct KeyformerRecipe : KeepsHeavyAndRecent<KeyformerRecipe, KeyformerOptions> 
   }
 };
 
-// policy: Keyformer | every row | - | head | at any time | 1 float per KV head
+// policy: Keyformer
+//   | `sum_all mean_h softmax_i((x[h,t,i] + gumbel) / tau_t)`, tau from 1 in a prompt to 2
+//   | every row | - | head | at any time | 4 B per KV head
 //   | as `H2O`, a logarithm and a power per entry of the rows | 2403.09054
 using Keyformer = Policy<Composed<KeyformerRecipe>>;
 

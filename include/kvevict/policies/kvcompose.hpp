@@ -88,11 +88,14 @@ struct KVComposeUnstructuredRecipe : ComposesPrompts<KVComposeUnstructuredOption
   static constexpr std::string_view kName = "KVComposeUnstructured";
 };
 
-// policy: KVCompose | scores of a second pass over the prompt (`ReplayScores`) | - | head
-//   | at prompt ends | 1 float per KV head | none | 2509.05165
+// policy: KVCompose
+//   | `s_i + mean_H s_i`, s given; heads of a layer keep as many, by the mean of their r-th best
+//   | scores of a second pass over the prompt (`ReplayScores`) | - | head | at prompt ends
+//   | 4 B per KV head; scratch 4 B per KV head and 4 B per layer, of all layers | none | 2509.05165
 using KVCompose = Policy<Composed<KVComposeRecipe>>;
-// policy: KVComposeUnstructured | scores of a second pass over the prompt (`ReplayScores`) | -
-//   | head | at prompt ends | 1 float per KV head | none | 2509.05165
+// policy: KVComposeUnstructured | `s_i + mean_H s_i`, s given
+//   | scores of a second pass over the prompt (`ReplayScores`) | - | head | at prompt ends
+//   | 4 B per KV head | none | 2509.05165
 using KVComposeUnstructured = Policy<Composed<KVComposeUnstructuredRecipe>>;
 
 KVEVICT_NAMESPACE_END

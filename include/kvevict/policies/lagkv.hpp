@@ -120,10 +120,14 @@ struct LagKVBudgetRecipe : CutsEveryStep {
   }
 };
 
-// policy: LagKV | K, V | - | head | at any time | none
+// policy: LagKV
+//   | `(s_K + s_V) / 2`, `s_K = softmax_partition(std_c((k_i - low) / (high - low)))`, low and high
+//     of the next partition; s_V of v alike
+//   | K, V | - | head | at any time | none; scratch 4 lag_len head_dim B
 //   | a pass over two partitions of K and V once in lag_len steps | 2504.04704
 using LagKV = Policy<Composed<LagKVRecipe>>;
-// policy: LagKVBudget | K, V | - | head | at any time | none | a pass over K and V | 2504.04704
+// policy: LagKVBudget | rank of the score of `LagKV` in its partition | K, V | - | head
+//   | at any time | none; scratch 4 lag_len head_dim B | a pass over K and V | 2504.04704
 using LagKVBudget = Policy<Composed<LagKVBudgetRecipe>>;
 
 KVEVICT_NAMESPACE_END

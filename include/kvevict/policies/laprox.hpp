@@ -118,8 +118,12 @@ struct LaProxRecipe : CutsPrompts {
   }
 };
 
-// policy: LaProx | last rows of the prompt, V, W_O | - | head | at prompt ends
-//   | 1 float per KV head (exact reading: per pair of query heads) | none | 2605.07234
+// policy: LaProx
+//   | `p_i / (sum of p over the layer)`, `p_i = pool_7(norm_w(mean_h a[h,t,i])) mean_h norm(v_i
+//     W_h)`
+//   | last rows of the prompt, V, W_O | - | head | at prompt ends
+//   | 4 B per KV head (head products: per query head; exact reading: per pair of query heads)
+//   | none | 2605.07234
 using LaProx = Policy<Composed<LaProxRecipe>>;
 
 KVEVICT_NAMESPACE_END

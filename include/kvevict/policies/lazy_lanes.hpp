@@ -124,11 +124,13 @@ struct SimLayerKVRecipe : CutsPrompts {
   }
 };
 
-// policy: DuoAttention | nothing | gates of heads | head | at any time | none | the mask
-//   | 2410.10819
+// policy: DuoAttention
+//   | none: heads of low gates keep the first 128 and the newest 256 tokens, the others all
+//   | nothing | gates of heads | head | at any time | none | the mask | 2410.10819
 using DuoAttention = Policy<Composed<DuoAttentionRecipe>>;
-// policy: SimLayerKV | last row of the prompt | - | layer | at prompt ends | 1 float per KV head
-//   | none | 2410.13846
+// policy: SimLayerKV
+//   | none: a layer whose last row gives the first and the newest tokens over 0.9 keeps no others
+//   | last row of the prompt | - | layer | at prompt ends | 4 B per KV head | none | 2410.13846
 using SimLayerKV = Policy<Composed<SimLayerKVRecipe>>;
 
 KVEVICT_NAMESPACE_END

@@ -76,8 +76,11 @@ struct NestedKVRecipe : CutsByCacheScore {
   }
 };
 
-// policy: NestedKV | K | - | head | at prompt ends | none | none; a cut: three passes over K
-//   | 2605.26678
+// policy: NestedKV
+//   | `(1 - b_i) sum_s w_s u_s + b_i max_s u_s`, u_s `-unit(k_i) mean_j unit(k_j)` over all, the
+//     own block, the 64 newest up to i, each minmax; heads of a layer compete
+//   | K | - | head | at prompt ends | none; scratch 12 + head_dim / 16 B
+//   | none; a cut: three passes over K | 2605.26678
 using NestedKV = Policy<Composed<NestedKVRecipe>>;
 
 KVEVICT_NAMESPACE_END

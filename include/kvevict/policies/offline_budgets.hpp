@@ -177,16 +177,19 @@ struct LUKVRecipe : Base {
   }
 };
 
-// policy: EvolKV | last rows of the prompt | budgets of layers | head | at prompt ends
-//   | 1 float per KV head | none | 2509.08315
+// policy: EvolKV | `pool_5(sum_w mean_h a[h,t,i])`; layer budgets from a table
+//   | last rows of the prompt | budgets of layers | head | at prompt ends | 4 B per KV head | none
+//   | 2509.08315
 using EvolKV = Policy<Composed<EvolKVRecipe>>;
-// policy: HeadKV | last rows of the prompt | scores of heads | head | at prompt ends
-//   | 1 float per KV head | none | 2410.19258
+// policy: HeadKV | `maxpool_7(sum_w mean_h a[h,t,i])`; head budgets from a table
+//   | last rows of the prompt | scores of heads | head | at prompt ends | 4 B per KV head | none
+//   | 2410.19258
 using HeadKV = Policy<Composed<HeadKVRecipe>>;
-// policy: PerLayerKnorm | K | ratios of layers | head | at any time | none | a pass over K
-//   | kvpress
+// policy: PerLayerKnorm | `-norm(k_i)`; layer budgets from a table | K | ratios of layers | head
+//   | at any time | none | a pass over K | kvpress
 using PerLayerKnorm = Policy<Composed<PerLayerRecipe<KnormRecipe>>>;
-// policy: LUKVKnorm | K | ratios of heads | head | at any time | none | a pass over K | 2602.08585
+// policy: LUKVKnorm | `-norm(k_i)`; head budgets from a table | K | ratios of heads | head
+//   | at any time | none | a pass over K | 2602.08585
 using LUKVKnorm = Policy<Composed<LUKVRecipe<KnormRecipe>>>;
 
 KVEVICT_NAMESPACE_END

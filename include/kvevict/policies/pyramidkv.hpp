@@ -62,8 +62,8 @@ struct PyramidKVRecipe : VotesByWindow<PyramidKVRecipe, PyramidKVOptions> {
   }
 };
 
-// policy: PyramidKV | last rows of the prompt | - | head | at prompt ends | 1 float per KV head
-//   | none | 2406.02069
+// policy: PyramidKV | `pool_5(sum_w mean_h a[h,t,i])`; budgets fall from layer to layer
+//   | last rows of the prompt | - | head | at prompt ends | 4 B per KV head | none | 2406.02069
 using PyramidKV = Policy<Composed<PyramidKVRecipe>>;
 
 KVEVICT_NAMESPACE_END

@@ -41,7 +41,8 @@ struct QFiltersRecipe : CutsByCacheScore {
   }
 };
 
-// policy: QFilters | K | filters | head | at any time | none | a pass over K | 2503.02812
+// policy: QFilters | `-<f, k_i>`, f the filter of the KV head | K | filters | head | at any time
+//   | none | a pass over K | 2503.02812
 using QFilters = Policy<Composed<QFiltersRecipe>>;
 
 KVEVICT_NAMESPACE_END

@@ -56,8 +56,8 @@ struct RaaSRecipe {
   }
 };
 
-// policy: RaaS | newest row | - | layer | decoded tokens | 1 float per layer | a pass over the row
-//   | 2502.11147
+// policy: RaaS | newest t with `sum_page mean_H a[H,t,i] > 1e-4` | newest row | - | layer
+//   | decoded tokens | 4 B per layer; during a step 4 B more | a pass over the row | 2502.11147
 using RaaS = Policy<Composed<RaaSRecipe>>;
 
 KVEVICT_NAMESPACE_END

@@ -84,7 +84,11 @@ struct RKVRecipe : CutsEveryStep {
   }
 };
 
-// policy: RKV | newest rows, K | - | head | at any time | window (8) floats per KV head
+// policy: RKV
+//   | `0.1 maxpool_7(mean_w softmax_past(max_h x[h,t,i])) - 0.9 softmax(mean_j cos(k_i, k_j))`, w
+//     the newest rows
+//   | newest rows, K | - | head | at any time
+//   | 32 B per KV head (4 B x window 8); scratch 4 (head_dim + 18) B
 //   | a pass over the row; a cut compares all keys | 2505.24133
 using RKV = Policy<Composed<RKVRecipe>>;
 

@@ -56,8 +56,8 @@ struct RocketKVRecipe : VotesByWindow<RocketKVRecipe, RocketKVOptions> {
   }
 };
 
-// policy: RocketKV | last rows of the prompt | - | head | at prompt ends | 1 float per KV head
-//   | none | 2502.14051 (stage 1)
+// policy: RocketKV | `maxpool_63(sum_h sum_w a[h,t,i])` | last rows of the prompt | - | head
+//   | at prompt ends | 4 B per query head | none | 2502.14051 (stage 1)
 using RocketKV = Policy<Composed<RocketKVRecipe>>;
 
 KVEVICT_NAMESPACE_END

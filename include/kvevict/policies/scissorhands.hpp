@@ -60,7 +60,9 @@ struct ScissorHandsRecipe : CutsEveryStep {
   }
 };
 
-// policy: ScissorHands | newest rows | - | head | at any time | history (400) bits per KV head
+// policy: ScissorHands
+//   | `-#{t: mean_h a[h,t,i] < 1 / n_t}` over the newest 400 rows, n_t the tokens that t saw
+//   | newest rows | - | head | at any time | 56 B per KV head (1 bit x history 400, whole words)
 //   | a pass over the row; a cut counts bits | 2305.17118
 using ScissorHands = Policy<Composed<ScissorHandsRecipe>>;
 

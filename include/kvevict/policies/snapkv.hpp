@@ -63,8 +63,8 @@ struct SnapKVRecipe : VotesByWindow<SnapKVRecipe, SnapKVOptions> {
   }
 };
 
-// policy: SnapKV | last rows of the prompt | - | head | at prompt ends
-//   | 1 float per KV head (group maximum: per query head) | none | 2404.14469
+// policy: SnapKV | `pool_5(sum_w mean_h a[h,t,i])` | last rows of the prompt | - | head
+//   | at prompt ends | 4 B per KV head (group maximum or sum: per query head) | none | 2404.14469
 using SnapKV = Policy<Composed<SnapKVRecipe>>;
 
 KVEVICT_NAMESPACE_END

@@ -54,8 +54,8 @@ class StreamingLLMMethod {
   Options options_;
 };
 
-// policy: StreamingLLM | nothing | - | model | at any time | none | the mask, n / 64 words
-//   | 2309.17453
+// policy: StreamingLLM | none: the first 4 and the newest 1020 stay | nothing | - | model
+//   | at any time | none | the mask, n / 64 words | 2309.17453
 using StreamingLLM = Policy<StreamingLLMMethod>;
 
 KVEVICT_NAMESPACE_END

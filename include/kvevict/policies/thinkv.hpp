@@ -75,8 +75,11 @@ struct ThinKVRecipe : CutsEveryStep {
   }
 };
 
-// policy: ThinKV | newest rows of the layers that tell, K | layers and thresholds | head
-//   | decoded tokens | a few numbers per segment (128 tokens)
+// policy: ThinKV
+//   | nearest to the centroids of k-means over the keys of a segment; 64, 32, 16, 8 or 4 of 128
+//     stay, by what attention tells of it
+//   | newest rows of the layers that tell, K | layers and thresholds | head | decoded tokens
+//   | none; 40 B for each segment of 128; scratch 8 segment_len head_dim B
 //   | a pass over the rows; a cut clusters keys of a segment | 2510.01290 (eviction only)
 using ThinKV = Policy<Composed<ThinKVRecipe>>;
 

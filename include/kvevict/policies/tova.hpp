@@ -46,8 +46,8 @@ struct TOVARecipe : CutsEveryStep {
   }
 };
 
-// policy: TOVA | newest row | - | layer | at any time | 1 float per KV head | a pass over the row
-//   | 2401.06104
+// policy: TOVA | `mean_H a[H,new,i]` | newest row | - | layer | at any time | 4 B per KV head
+//   | a pass over the row | 2401.06104
 using TOVA = Policy<Composed<TOVARecipe>>;
 
 KVEVICT_NAMESPACE_END

@@ -158,12 +158,15 @@ struct TriAttentionRecipe {
   }
 };
 
-// policy: TriAttention | queries, K | - | head | at any time
-//   | none (statistics of queries, 1.5 head_dim per head)
+// policy: TriAttention
+//   | `max_h z(sum_f Re(u_f conj(k_f)) + c_f abs(k_f))` over bands f of channels, u the mean query
+//     turned to come, c what it leaves out of their length
+//   | queries, K | - | head | at any time
+//   | none; fixed: statistics of queries, 12 head_dim B per query head
 //   | head_dim per query head; a cut: a pass over K | 2604.04921
 using TriAttention = Policy<Composed<TriAttentionRecipe<false>>>;
-// policy: TriAttentionStats | K | statistics of queries | head | at any time | none
-//   | none; a cut: a pass over K | 2604.04921
+// policy: TriAttentionStats | as `TriAttention` | K | statistics of queries | head | at any time
+//   | none | none; a cut: a pass over K | 2604.04921
 using TriAttentionStats = Policy<Composed<TriAttentionRecipe<true>>>;
 
 /// What `policy` gathered so far: to look at, to save (query_statistics_bytes), or to give to

@@ -66,11 +66,17 @@ struct TwinKVOver : Base {
   }
 };
 
-// policy: TwinKVSnapKV | last rows of the prompt, K | - | head | at prompt ends
-//   | 1 float per KV head | none; a cut compares all keys with those that stay
-//   | 2608.27128, 2404.14469
+// policy: TwinKVSnapKV
+//   | `pool_5(sum_w mean_h a[h,t,i])`; then tokens without a twin (cos >= 0.85) among those kept
+//     take the place of those with one
+//   | last rows of the prompt, K | - | head | at prompt ends
+//   | 4 B per KV head; scratch 4 head_dim B per token kept
+//   | none; a cut compares all keys with those that stay | 2608.27128, 2404.14469
 using TwinKVSnapKV = Policy<Composed<TwinKVOver<SnapKVRecipe>>>;
-// policy: TwinKVKnorm | K | - | head | at any time | none
+// policy: TwinKVKnorm
+//   | `-norm(k_i)`; then tokens without a twin (cos >= 0.85) among those kept take the place of
+//     those with one
+//   | K | - | head | at any time | none; scratch 4 head_dim B per token kept
 //   | a pass over K; a cut compares all keys with those that stay | 2608.27128, 2406.11430
 using TwinKVKnorm = Policy<Composed<TwinKVOver<KnormRecipe>>>;
 

@@ -79,11 +79,11 @@ struct VATPRecipe : KeepsHeavyAndRecent<VATPRecipe, VATPOptions> {
   }
 };
 
-// policy: LongFlow | newest row, V | - | layer | at any time | 1 float per KV head
-//   | a pass over the row and V | 2603.11504
+// policy: LongFlow | `mean_H a[H,new,i] norm1(v_i) / d` | newest row, V | - | layer | at any time
+//   | 4 B per KV head | a pass over the row and V | 2603.11504
 using LongFlow = Policy<Composed<LongFlowRecipe>>;
-// policy: VATP | every row, V | - | head | at any time | 1 float per KV head
-//   | as `H2O`, a pass over V | 2406.12335
+// policy: VATP | `norm1(v_i) sum_all mean_h a[h,t,i]` | every row, V | - | head | at any time
+//   | 4 B per KV head | as `H2O`, a pass over V | 2406.12335
 using VATP = Policy<Composed<VATPRecipe>>;
 
 KVEVICT_NAMESPACE_END

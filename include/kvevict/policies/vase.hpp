@@ -94,8 +94,11 @@ struct VaSERecipe {
   }
 };
 
-// policy: VaSE | newest queries, K, V | - | head | at any time
-//   | none (window x head_dim per query head)
+// policy: VaSE
+//   | largest `max_c v - min_c v` first; the rest drawn by `mean_h pool_5(mean_w softmax_i(q_t k_i
+//     / sqrt(d)))`, w the newest queries
+//   | newest queries, K, V | - | head | at any time
+//   | none; fixed: window x (4 head_dim + 8) B per query head; scratch 64 B
 //   | a copy of the query; a cut: window passes over K, one over V | 2606.03928
 using VaSE = Policy<Composed<VaSERecipe>>;
 

@@ -1,1 +1,1 @@
-using NamedPolicies = PolicyList<Complete, Forgotten, Short, Elsewhere>;
+using NamedPolicies = PolicyList<Complete, Forgotten, Barred, Short, Elsewhere>;
