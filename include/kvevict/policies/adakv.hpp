@@ -23,16 +23,16 @@ KVEVICT_NAMESPACE_BEGIN
 struct AdaKVOptions {
   Budget budget = 1024;                 ///< tokens per KV head on average, window included
   std::size_t observation_window = 32;  ///< last tokens of the prompt, whose queries vote
-  FloorRule floor_rule = FloorRule::kInterpolate;
-  double floor = 0.2;              ///< in [0, 1], of an equal share; 1: every head has the same
+  FloorRule floor_rule = FloorRule::kInterpolate;  ///< what a head keeps that wins little
+  double floor = 0.2;              ///< in [0, 1], of an equal share (alpha); 1: all heads are equal
   bool official_rounding = false;  ///< of kInterpolate, as the authors: the sum may leak
   bool floor_of_whole = false;     ///< of kGuarantee, as kvpress: the window counts in the floor
   double pyramid_beta =
       1;  ///< > 1: layers have the budgets of PyramidKV with that beta (Ada-Pyramid)
-  Pooling pooling = {.kind = PoolKind::kMax, .kernel_size = 7};
+  Pooling pooling = {.kind = PoolKind::kMax, .kernel_size = 7};  ///< over neighbouring tokens
   GroupReduce group_reduce = GroupReduce::kMean;  ///< over the query heads of a group
   bool pool_first = false;  ///< pool each query head and then reduce the group (kvpress)
-  SoftmaxSupport softmax_support = SoftmaxSupport::kAll;
+  SoftmaxSupport softmax_support = SoftmaxSupport::kAll;  ///< what a row's softmax runs over
 };
 
 /// SnapKV's scores, with the heads of a layer sharing its budget (AdaKV, arXiv 2407.11550, section
@@ -76,7 +76,8 @@ struct AdaKVRecipe : VotesByWindow<AdaKVRecipe, AdaKVOptions> {
   }
 };
 
-/// What AdaKVOver adds to the options of the recipe below it.
+/// What AdaKVOver adds to the options of the recipe below it: those of AdaKVOptions, as kvpress has
+/// them.
 template <class Base>
 struct AdaKVOverOptions : Base::Options {
   FloorRule floor_rule = FloorRule::kGuarantee;

@@ -15,7 +15,7 @@ KVEVICT_NAMESPACE_BEGIN
 
 template <class Base>
 struct AggregatedOptions : Base::Options {
-  TemporalRule temporal_rule = TemporalRule::kEma;
+  TemporalRule temporal_rule = TemporalRule::kEma;  ///< what a token's scores become
   double decay = 0.8;  ///< weight of the past in the EMA, in [0, 1); InertiaKV's alpha
 };
 

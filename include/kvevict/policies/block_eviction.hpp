@@ -140,10 +140,10 @@ struct AdaptiveRKVRecipe : CutsWholeBlocks<AdaptiveRKVRecipe, AdaptiveRKVOptions
 /// What KVCrushOver adds to the options of the recipe below it.
 template <class Base>
 struct KVCrushOptions : Base::Options {
-  std::size_t num_representatives = 2;  ///< blocks of the budget that go to representatives;
-                                        ///< OpenVINO's default is none
-  AnchorPoint anchor = AnchorPoint::kRandom;
-  std::uint64_t anchor_seed = 0;
+  std::size_t num_representatives = 2;        ///< blocks of the budget that go to representatives;
+                                              ///< OpenVINO's default is none
+  AnchorPoint anchor = AnchorPoint::kRandom;  ///< what the bits of blocks are compared with
+  std::uint64_t anchor_seed = 0;              ///< of a random anchor
 };
 
 /// Representatives of what another policy of blocks would evict (KVCrush, arXiv 2503.00022, as

@@ -25,7 +25,7 @@ struct CAKEOptions {
   double gamma = 200;                   ///< weight of the variance over the window beside its mean
   double tau1 = 1;  ///< > 0: temperature of a layer's entropy; the authors tune it per model
   double tau2 = 1;  ///< > 0: the same of its variance
-  Pooling pooling = {.kind = PoolKind::kAverage, .kernel_size = 5};
+  Pooling pooling = {.kind = PoolKind::kAverage, .kernel_size = 5};  ///< over neighbouring tokens
   GroupReduce group_reduce = GroupReduce::kMean;  ///< over the query heads of a group
   bool official_rounding = false;                 ///< budgets as the authors': the sum may leak
   bool cascading = false;            ///< budgets as layers cut one after another leave them

@@ -47,8 +47,8 @@ class FullKVMethod {
 };
 
 struct RandomEvictionOptions {
-  Budget budget = 1024;  ///< tokens per KV head, protected ones included
-  std::uint64_t seed = 0;
+  Budget budget = 1024;              ///< tokens per KV head, protected ones included
+  std::uint64_t seed = 0;            ///< of the draws
   Protection protection = {};        ///< equal protection is what makes the control fair
   bool shared = false;               ///< one draw for all layers and heads instead of one for each
   bool only_at_prefill_end = false;  ///< cut each prompt once and keep what is decoded
@@ -102,15 +102,15 @@ enum class PromptProtection : std::uint8_t {
 }
 
 struct RandomAttentionOptions {
-  std::size_t budget = 4096;  ///< tokens per KV head that a cut leaves, protected ones included
-  std::size_t interval = 64;  ///< tokens above the budget at which it is time to cut
-  std::size_t recent_window = 64;  ///< newest tokens, which stay
-  PromptProtection protect = PromptProtection::kPrompt;
+  std::size_t budget = 4096;       ///< tokens per KV head that a cut leaves, protected included (B)
+  std::size_t interval = 64;       ///< tokens above the budget at which it is time to cut
+  std::size_t recent_window = 64;  ///< newest tokens, which stay (R)
+  PromptProtection protect = PromptProtection::kPrompt;  ///< beside the newest tokens
   std::size_t plan_tokens = 768;  ///< of kPlanPrefix: decoded tokens behind a prompt that stay
   /// Who shares a draw. Differences between heads are part of the method: kLayer and kModel are the
   /// controls that show it.
   MaskScope scope = MaskScope::kHead;
-  std::uint64_t seed = 0;
+  std::uint64_t seed = 0;         ///< of the draws
   std::uint64_t sequence_id = 0;  ///< sequences of one seed with other numbers draw for themselves
 };
 

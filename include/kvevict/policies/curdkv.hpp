@@ -14,12 +14,12 @@ KVEVICT_NAMESPACE_BEGIN
 
 /// Defaults: kvpress, whose authors are the method's.
 struct CurDKVOptions {
-  Budget budget = 1024;              ///< tokens per KV head, protected ones included
-  std::size_t num_sink_tokens = 4;   ///< first tokens that always stay
-  std::size_t recent_window = 0;     ///< newest tokens that always stay
-  bool only_at_prefill_end = false;  ///< cut each prompt once and keep what is decoded
-  CutSchedule schedule = {};         ///< how often to cut
-  CurLeverage leverage = CurLeverage::kProduct;
+  Budget budget = 1024;                          ///< tokens per KV head, protected ones included
+  std::size_t num_sink_tokens = 4;               ///< first tokens that always stay
+  std::size_t recent_window = 0;                 ///< newest tokens that always stay
+  bool only_at_prefill_end = false;              ///< cut each prompt once and keep what is decoded
+  CutSchedule schedule = {};                     ///< how often to cut
+  CurLeverage leverage = CurLeverage::kProduct;  ///< of keys, values or both
   std::size_t block_len =
       16;  ///< tokens that a leverage is a share of; 0: squared norms as they are
 };

@@ -18,7 +18,7 @@ KVEVICT_NAMESPACE_BEGIN
 struct DropKVOptions {
   Budget budget = 1024;                 ///< tokens per KV head, window included
   std::size_t observation_window = 32;  ///< last tokens of the prompt, whose queries vote
-  Pooling pooling = {.kind = PoolKind::kAverage, .kernel_size = 7};
+  Pooling pooling = {.kind = PoolKind::kAverage, .kernel_size = 7};  ///< over neighbouring tokens
 };
 
 /// What leaving a token out does to the outputs of the prompt's last queries (DropKV, kvpress issue

@@ -26,7 +26,7 @@ KVEVICT_NAMESPACE_BEGIN
 
 /// Defaults: the paper's main results, with every step a refresh. Lazy4 is refresh_interval = 4.
 struct InertiaKVOptions {
-  /// Tokens kept; a share is one of the first prompt, floor((1 - rho) L0), fixed from then on.
+  /// Tokens kept (B); a share is one of the first prompt, floor((1 - rho) L0), fixed from then on.
   Budget budget = Budget::compression_ratio(0.9);
   double alpha = 0.8;                        ///< weight of the past in the EMA, in [0, 1)
   Aggregator aggregator = Aggregator::kEma;  ///< EMA, cumulative or single-step

@@ -76,7 +76,7 @@ struct LagKVBudgetOptions {
   Budget budget = 1024;             ///< tokens per KV head, sinks and newest partition included
   std::size_t num_sink_tokens = 4;  ///< first tokens that always stay
   std::size_t lag_len = 128;        ///< tokens in a partition
-  LagComparison comparison = LagComparison::kRanks;
+  LagComparison comparison = LagComparison::kRanks;  ///< of tokens of unlike partitions
   bool only_at_prefill_end = false;  ///< cut each prompt once and keep what is decoded
 };
 

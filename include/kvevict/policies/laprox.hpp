@@ -37,10 +37,10 @@ struct LaProxOptions {
   std::size_t observation_window = 32;  ///< last tokens of the prompt, whose queries vote (w)
   bool window_extra = false;            ///< the window comes on top of the budget
   std::size_t min_keep = 1;             ///< entries that each head keeps, the window's counted
-  GroupReading group_reading = GroupReading::kMeanNorms;
-  ValueFactor value_factor = ValueFactor::kProjected;  ///< the rest: the indicator ablation
-  Pooling pooling = {.kind = PoolKind::kAverage, .kernel_size = 7};
-  PoolStage pool_stage = PoolStage::kAttention;
+  GroupReading group_reading = GroupReading::kMeanNorms;  ///< how a group's heads meet
+  ValueFactor value_factor = ValueFactor::kProjected;     ///< the rest: the indicator ablation
+  Pooling pooling = {.kind = PoolKind::kAverage, .kernel_size = 7};  ///< over neighbouring tokens
+  PoolStage pool_stage = PoolStage::kAttention;                      ///< what is pooled
   Competition competition = Competition::kModel;  ///< who shares a budget; kLane: uniform
   LayerNormaliser normaliser = LayerNormaliser::kCandidates;  ///< divides where the model competes
   /// Of the model; needed for the projected factors.

@@ -23,8 +23,8 @@ KVEVICT_NAMESPACE_BEGIN
 // does, and the other part everything.
 
 struct DuoAttentionOptions {
-  /// [layers * KV heads], layer by layer: the trained gates, large where a head needs its whole
-  /// cache
+  /// [layers * KV heads], layer by layer: the trained gates (alpha), large where a head needs its
+  /// whole cache
   std::vector<double> head_scores = {};
   double streaming_ratio = 0.5;       ///< in [0, 1], of all heads that stream
   std::size_t num_sink_tokens = 128;  ///< first tokens that a streaming head keeps

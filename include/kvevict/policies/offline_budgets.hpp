@@ -27,10 +27,10 @@ struct EvolKVOptions {
   /// [layers] tokens per KV head, window included, as the search found them; empty: all equal
   std::vector<std::size_t> layer_budgets = {};
   std::size_t observation_window = 32;  ///< last tokens of the prompt, whose queries vote
-  Pooling pooling = {.kind = PoolKind::kAverage, .kernel_size = 5};
+  Pooling pooling = {.kind = PoolKind::kAverage, .kernel_size = 5};  ///< over neighbouring tokens
   GroupReduce group_reduce = GroupReduce::kMean;  ///< over the query heads of a group
-  bool pool_first = false;
-  SoftmaxSupport softmax_support = SoftmaxSupport::kAll;
+  bool pool_first = false;  ///< pool each query head and then reduce the group (kvpress)
+  SoftmaxSupport softmax_support = SoftmaxSupport::kAll;  ///< what a row's softmax runs over
 };
 
 /// SnapKV with budgets of layers that a search found (EvolKV, arXiv 2509.08315): the table is used
@@ -64,10 +64,10 @@ struct HeadKVOptions {
   double beta = 1.5;  ///< >= 1: one part in beta of the budget goes by score; 1: all of it
   bool official_rounding = false;       ///< as the authors: the sum may leak
   std::size_t observation_window = 32;  ///< last tokens of the prompt, whose queries vote
-  Pooling pooling = {.kind = PoolKind::kMax, .kernel_size = 7};
+  Pooling pooling = {.kind = PoolKind::kMax, .kernel_size = 7};  ///< over neighbouring tokens
   GroupReduce group_reduce = GroupReduce::kMean;  ///< over the query heads of a group
-  bool pool_first = false;
-  SoftmaxSupport softmax_support = SoftmaxSupport::kAll;
+  bool pool_first = false;  ///< pool each query head and then reduce the group (kvpress)
+  SoftmaxSupport softmax_support = SoftmaxSupport::kAll;  ///< what a row's softmax runs over
 };
 
 /// SnapKV with budgets of heads by their retrieval scores (HeadKV and HeadKV-R2, arXiv 2410.19258,

@@ -22,10 +22,10 @@ struct PyramidKVOptions {
   double beta = 20;                     ///< > 1: the last layer gets b / beta beside its window
   bool official_rounding = false;       ///< budgets as the authors': the sum may leak
   bool kvpress_budgets = false;         ///< budgets as kvpress', window in the line: it may too
-  Pooling pooling = {.kind = PoolKind::kAverage, .kernel_size = 5};
+  Pooling pooling = {.kind = PoolKind::kAverage, .kernel_size = 5};  ///< over neighbouring tokens
   GroupReduce group_reduce = GroupReduce::kMean;  ///< over the query heads of a group
   bool pool_first = false;  ///< pool each query head and then reduce the group (kvpress)
-  SoftmaxSupport softmax_support = SoftmaxSupport::kAll;
+  SoftmaxSupport softmax_support = SoftmaxSupport::kAll;  ///< what a row's softmax runs over
 };
 
 /// SnapKV with budgets that fall from layer to layer (PyramidKV, arXiv 2406.02069, section 4): the

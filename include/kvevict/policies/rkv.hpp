@@ -25,7 +25,7 @@ struct RKVOptions {
   std::size_t observation_window = 8;  ///< newest tokens, which stay and whose queries vote (alpha)
   double lambda = 0.1;                 ///< weight of importance; 1: redundancy does not count
   double similarity = 0.5;             ///< cosine from which on two keys are alike
-  Pooling pooling = {.kind = PoolKind::kMax, .kernel_size = 7};
+  Pooling pooling = {.kind = PoolKind::kMax, .kernel_size = 7};  ///< over neighbouring tokens
   bool charge_first = false;  ///< LessRedundancy::charge_first, a quirk of the authors' code
 };
 

@@ -23,10 +23,10 @@ struct RocketKVOptions {
   bool split = true;    ///< the prompt's budget follows from its length (rocket_split)
   std::size_t max_new_tokens = 0;       ///< room for the answer that the split leaves in the budget
   std::size_t observation_window = 32;  ///< last tokens of the prompt, whose queries vote
-  Pooling pooling = {.kind = PoolKind::kMax, .kernel_size = 63};
+  Pooling pooling = {.kind = PoolKind::kMax, .kernel_size = 63};  ///< over neighbouring tokens
   GroupReduce group_reduce = GroupReduce::kSum;  ///< over the query heads of a group
-  bool pool_first = false;
-  SoftmaxSupport softmax_support = SoftmaxSupport::kAll;
+  bool pool_first = false;  ///< pool each query head and then reduce the group (kvpress)
+  SoftmaxSupport softmax_support = SoftmaxSupport::kAll;  ///< what a row's softmax runs over
 };
 
 /// The first stage of RocketKV (arXiv 2502.14051, section 3): SnapKV's scores with a wide maximum

@@ -20,10 +20,10 @@ KVEVICT_NAMESPACE_BEGIN
 struct SnapKVOptions {
   Budget budget = 2048;                 ///< tokens per KV head, window included (max capacity)
   std::size_t observation_window = 32;  ///< last tokens of the prompt, whose queries vote
-  Pooling pooling = {.kind = PoolKind::kAverage, .kernel_size = 5};
+  Pooling pooling = {.kind = PoolKind::kAverage, .kernel_size = 5};  ///< over neighbouring tokens
   GroupReduce group_reduce = GroupReduce::kMean;  ///< over the query heads of a group
   bool pool_first = false;  ///< pool each query head and then reduce the group (kvpress)
-  SoftmaxSupport softmax_support = SoftmaxSupport::kAll;
+  SoftmaxSupport softmax_support = SoftmaxSupport::kAll;  ///< what a row's softmax runs over
   bool protect_window = true;  ///< false: the window's own tokens compete like all others
 };
 

@@ -42,19 +42,19 @@ enum class TriAttentionMode : std::uint8_t {
 struct TriAttentionOptions {
   static constexpr std::size_t kDefaultLayer = std::numeric_limits<std::size_t>::max();
 
-  std::size_t budget = 2048;        ///< tokens per KV head that a cut leaves, protected included
+  std::size_t budget = 2048;        ///< tokens per KV head that a cut leaves, all included (B)
   std::size_t interval = 128;       ///< tokens above the budget at which it is time to cut (beta)
   bool protect_prompt = true;       ///< as far as the budget goes; the oldest of it first
   std::size_t num_sink_tokens = 4;  ///< first tokens that always stay
   std::size_t recent_window = 128;  ///< newest tokens that always stay
-  TriAttentionMode mode = TriAttentionMode::kPerLayerHead;
+  TriAttentionMode mode = TriAttentionMode::kPerLayerHead;  ///< who shares a set of tokens
   /// First layer whose heads are asked where layers share a set. By default the middle of the model
   /// for kUnion, 0 for kPerHead.
   std::size_t first_layer = kDefaultLayer;
-  std::size_t largest_offset = 65536;  ///< distances are 1, 2, 4, .. up to it
-  OffsetReduce offset_reduce = OffsetReduce::kMean;
-  bool use_distance = true;                        ///< false: without S_trig (disable_trig)
-  BandWeight band_weight = BandWeight::kResidual;  ///< of S_norm (kWhole: disable_mlr)
+  std::size_t largest_offset = 65536;                ///< distances are 1, 2, 4, .. up to it
+  OffsetReduce offset_reduce = OffsetReduce::kMean;  ///< over the distances
+  bool use_distance = true;                          ///< false: without S_trig (disable_trig)
+  BandWeight band_weight = BandWeight::kResidual;    ///< of S_norm (kWhole: disable_mlr)
   bool normalise = true;         ///< z-scores per query head, before heads are compared
   std::size_t min_queries = 64;  ///< until a head saw so many, it keeps the newest tokens
   RotaryEmbedding rotary = {};   ///< of the model, attention_scaling included; needed

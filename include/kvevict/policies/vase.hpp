@@ -24,15 +24,15 @@
 KVEVICT_NAMESPACE_BEGIN
 
 struct VaSEOptions {
-  std::size_t budget = 4096;  ///< tokens per KV head that a cut leaves, protected ones included
+  std::size_t budget = 4096;  ///< tokens per KV head that a cut leaves, protected included (B)
   std::size_t interval = 64;  ///< tokens above the budget at which it is time to cut
   std::size_t num_sink_tokens = 4;            ///< first tokens, which stay and count in the reserve
-  std::size_t recent_window = 64;             ///< newest tokens, which stay
+  std::size_t recent_window = 64;             ///< newest tokens, which stay (R)
   std::size_t observation_window = 64;        ///< newest queries, which vote
   Budget reserve = Budget::keep_ratio(0.25);  ///< of the budget, for values of large range
-  Pooling pooling = {.kind = PoolKind::kAverage, .kernel_size = 5};
-  bool sample = true;  ///< false: the best by their scores, without noise
-  std::uint64_t seed = 0;
+  Pooling pooling = {.kind = PoolKind::kAverage, .kernel_size = 5};  ///< over neighbouring tokens
+  bool sample = true;             ///< false: the best by their scores, without noise
+  std::uint64_t seed = 0;         ///< of the noise
   std::uint64_t sequence_id = 0;  ///< sequences of one seed with other numbers draw for themselves
 };
 
