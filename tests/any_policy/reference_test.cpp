@@ -1,6 +1,8 @@
-// The README's table of policies against what the policies say of themselves. That the table is
-// that of the headers is checked by cmake/check_reference.cmake.
+// The tables of policies/README.md against what the policies say of themselves and store. That the
+// tables are those of the headers is checked by cmake/check_reference.cmake.
 #include "kvevict/make_policy.hpp"
+#include "support/count_allocations.hpp"
+#include "support/window_cache.hpp"
 
 #include <gtest/gtest.h>
 
@@ -12,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -23,26 +26,38 @@ namespace {
 constexpr CacheShape kShape{.num_layers = 4, .num_q_heads = 4, .num_kv_heads = 2, .head_dim = 4};
 
 struct Row {
-  std::string needs, made_offline, set, cuts;
+  std::string set, cuts, needs, made_offline, state;
 };
 
-/// The rows of README.md, by the names of the policies.
+std::vector<std::string> cells_of(std::string_view line) {
+  std::vector<std::string> cells;
+  for (std::size_t at = 2; at < line.size();) {
+    const std::size_t end = std::min(line.find(" | ", at), line.size());
+    cells.emplace_back(line.substr(at, end - at));
+    at = end + 3;
+  }
+  return cells;
+}
+
+/// The rows of both tables, by the names of the policies.
 std::map<std::string, Row> reference() {
   std::map<std::string, Row> rows;
-  std::ifstream file("README.md");  // tests run in the root of the project
-  bool inside = false;
+  std::ifstream file("include/kvevict/policies/README.md");  // tests run in the project's root
+  bool takes = false;                                        // the second table
   for (std::string line; std::getline(file, line);) {
-    inside = (inside || line.starts_with("<!-- policies:")) && line != "<!-- end of policies -->";
-    if (!inside || !line.starts_with("| `"))
+    takes = takes || line.starts_with("<!-- needs:");
+    const std::vector<std::string> cells = cells_of(line);
+    if (!line.starts_with("| [`") || cells.size() != 5)
       continue;
-    std::vector<std::string> cells;
-    for (std::size_t at = 2; at < line.size();) {
-      const std::size_t end = std::min(line.find(" | ", at), line.size());
-      cells.push_back(line.substr(at, end - at));
-      at = end + 3;
+    Row& row = rows[cells[0].substr(2, cells[0].find("`]") - 2)];
+    if (takes) {
+      row.needs = cells[1];
+      row.made_offline = cells[2];
+      row.state = cells[3];
+    } else {
+      row.set = cells[2];
+      row.cuts = cells[3];
     }
-    if (cells.size() == 8)
-      rows[cells[0].substr(1, cells[0].size() - 2)] = {cells[1], cells[2], cells[3], cells[4]};
   }
   return rows;
 }
@@ -134,6 +149,66 @@ std::string cuts_of(const P& policy) {
       break;
   }
   return "at any time";
+}
+
+/// Bytes per token that a cell promises: "4 B + 8 B per layer; ..." or "none".
+std::size_t bytes_per_token(std::string_view cell) {
+  std::istringstream words(std::string(cell.substr(0, cell.find_first_of(";("))));
+  std::size_t total = 0;
+  std::size_t bytes = 0;
+  std::string word;
+  const auto finish = [&](std::size_t times) {
+    total += bytes * times;
+    bytes = 0;
+  };
+  while (words >> word) {
+    if (word == "layer") {
+      finish(kShape.num_layers);
+    } else if (word == "KV") {
+      finish(kShape.num_layers * kShape.num_kv_heads);
+    } else if (word == "query") {
+      finish(kShape.num_layers * kShape.num_q_heads);
+    } else if (word == "+") {
+      finish(1);
+    } else if (std::isdigit(static_cast<unsigned char>(word[0])) != 0) {
+      bytes = std::stoul(word);
+    }
+  }
+  finish(1);
+  return total;
+}
+
+template <class P>
+std::size_t bytes_of_copy(const P& policy) {
+  const kvevict_test::CountedAllocations counted;
+  const P copy(policy);
+  static_cast<void>(copy);
+  return kvevict_test::CountedAllocations::bytes();
+}
+
+// Vectors copy what they hold and no spare capacity. Only the state grows in an append.
+TEST(Reference, StatesHowManyBytesEachTokenTakes) {
+  constexpr std::size_t kPromptLen = 16;
+  constexpr std::size_t kNumTokens = 96;
+  const std::map<std::string, Row> rows = reference();
+  std::size_t num_without_state = 0;
+  detail::for_each_policy(NamedPolicies{}, [&](auto type) {
+    using P = typename decltype(type)::type;
+    SCOPED_TRACE(std::string(P::kName));
+    const auto found = rows.find(std::string(P::kName));
+    ASSERT_NE(found, rows.end());
+    const std::string& cell = found->second.state;
+    P policy(options_of<P>(), kShape);
+    kvevict_test::WindowCache cache(kShape, kPromptLen);
+    cache.append(kPromptLen);
+    policy.begin(kPromptLen);
+    policy.end_prefill(cache.view());
+    const std::size_t before = bytes_of_copy(policy);
+    policy.append(kNumTokens);
+    EXPECT_EQ(bytes_of_copy(policy) - before, kNumTokens * bytes_per_token(cell)) << cell;
+    num_without_state += cell.starts_with("none") ? 1 : 0;
+  });
+  EXPECT_LT(num_without_state, rows.size() / 2);
 }
 
 TEST(Reference, SaysOfEveryPolicyWhatItSaysOfItself) {

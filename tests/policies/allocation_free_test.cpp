@@ -5,64 +5,19 @@
 #include "kvevict/policies/key_geometry.hpp"
 #include "kvevict/selection/projection.hpp"
 #include "kvevict/views/compact.hpp"
+#include "support/count_allocations.hpp"
 #include "support/policy_cases.hpp"
 
 #include <gtest/gtest.h>
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <map>
-#include <new>
 #include <span>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
-
-namespace {
-
-thread_local bool counts_allocations = false;
-thread_local std::size_t num_allocations = 0;
-
-void* counted(void* memory) noexcept {
-  if (counts_allocations && memory != nullptr)
-    ++num_allocations;
-  return memory;
-}
-void* or_throw(void* memory) {
-  if (memory == nullptr)
-    throw std::bad_alloc();
-  return memory;
-}
-
-}  // namespace
-
-// The array forms of the standard library end here; so would its nothrow form, but sanitizers bring
-// one of their own. Inlined, new and delete would show the compiler a free() of what operator new
-// gave.
-[[gnu::noinline]] void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
-  return counted(std::malloc(size == 0 ? 1 : size));
-}
-[[gnu::noinline]] void* operator new(std::size_t size) {
-  return or_throw(operator new(size, std::nothrow));
-}
-[[gnu::noinline]] void* operator new(std::size_t size, std::align_val_t alignment) {
-  const auto align = static_cast<std::size_t>(alignment);
-  return or_throw(counted(std::aligned_alloc(align, (size + align - 1) / align * align)));
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
-  std::free(memory);
-}
 
 namespace kvevict_test {
 namespace {
@@ -72,21 +27,18 @@ using Counts = std::map<std::string, std::size_t>;  // by call, those that alloc
 /// Counts as long as it lives.
 class Counting {
  public:
-  Counting(Counts& counts, const char* call) : counts_(&counts), call_(call) {
-    num_allocations = 0;
-    counts_allocations = true;
-  }
+  Counting(Counts& counts, const char* call) : counts_(&counts), call_(call) {}
   Counting(const Counting&) = delete;
   Counting& operator=(const Counting&) = delete;
   ~Counting() {
-    counts_allocations = false;
-    if (num_allocations > 0)
-      (*counts_)[call_] += num_allocations;
+    if (const std::size_t count = allocations_.stop(); count > 0)
+      (*counts_)[call_] += count;
   }
 
  private:
   Counts* counts_;
   const char* call_;
+  CountedAllocations allocations_;
 };
 
 /// Stands between an engine and its policy.
