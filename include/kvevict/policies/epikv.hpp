@@ -133,7 +133,7 @@ class EpiKVMethod : public detail::EpiKVRules {
 
 // policy: EpiKV | `z_64(g_10) - z_64(g_21)` when i came, `g_l = norm(hid_l(i) - hid_l(i-1))`
 //   | hidden states of 2 layers | - | model | decoded tokens
-//   | 4 B; fixed: (max_rollback + 2) 4 hidden_size B per layer
+//   | 4 B; fixed: (max_rollback + 2) 4 hidden_size B per layer that it looks at
 //   | hidden size + a pass over the scores, or O(log budget) by `streaming()` | 2606.26472
 using EpiKV = Policy<EpiKVMethod<EpiKVZScore>>;
 // policy: EpiKVRaw | `mean_64(g_10) - mean_64(g_21)` when i came | hidden states of 2 layers | -
