@@ -18,6 +18,7 @@ set(rank_allocation 2)
 set(rank_selection 2)
 set(rank_option_text 2)
 set(rank_policies 3)
+set(rank_composition_parts 4)
 set(rank_composition_text 4)
 set(rank_adapters 4)
 set(rank_any_policy 4)
@@ -28,7 +29,7 @@ set(rank_kvevict 5)
 # quotas that allocation defines; scores are what has a course over steps.
 set(same_rank_allowed "config>version" "element_type>config" "selection>allocation"
                       "temporal>scoring" "make_policy>any_policy"
-                      "make_policy>composition_text")
+                      "composition_text>composition_parts" "make_policy>composition_parts" "make_policy>composition_text")
 
 set(kernel_headers_for_all kernels kernel_set half linalg)
 set(headers_nowhere iostream ranges regex format cstdio)

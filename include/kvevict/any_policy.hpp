@@ -213,8 +213,8 @@ class AnyPolicy {
       return policy.wants_hidden(layer);
     }
     [[nodiscard]] bool wants_cache() const override {
-      if constexpr (requires { P::wants_cache(); }) {
-        return P::wants_cache();
+      if constexpr (requires { policy.wants_cache(); }) {
+        return policy.wants_cache();
       } else {
         return false;
       }

@@ -2,6 +2,7 @@
 #define KVEVICT_MAKE_POLICY_HPP_
 
 #include "kvevict/any_policy.hpp"
+#include "kvevict/composition_parts.hpp"
 #include "kvevict/composition_text.hpp"
 #include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"
@@ -105,6 +106,7 @@ using NamedPolicies = PolicyList<
     AdaKVKnorm,
     AdaptiveRKV,
     AggregatedKeyDiff,
+    AggregatedTOVA,
     AhaKV,
     BlockEviction,
     CAKE,
@@ -221,7 +223,7 @@ template <class Method>
     if constexpr (requires { options.additions; }) {
       description.append(" + ").append(
           add_part(NamedParts{}, item, {model.shape, model.output_projection}, options.additions));
-      needed = needed | options.additions.stages.inputs();
+      needed = needed | options.additions.inputs();
     } else {
       throw_invalid_argument(Method::kName, item.where("takes no parts"));
     }

@@ -2,11 +2,15 @@
 #include "engine/policies.hpp"
 #include "kvevict/any_policy.hpp"
 #include "kvevict/policies/key_geometry.hpp"
+#include "kvevict/scoring/output_projection.hpp"
 #include "support/window_cache.hpp"
 
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace kvevict {
 namespace {
@@ -102,7 +106,9 @@ TEST(CompositionText, DescribesItselfAsItReadsBack) {
 TEST(CompositionText, ErrorsPointAtTheColumnAndListWhatFits) {
   EXPECT_EQ(error_of("snapkv + caot"),
             "make_policy: column 10: no part 'caot'; here fit: caote, fast_caote, values, pool, "
-            "sum_to_one, layer_shares, layer, model, ada, chunks");
+            "forward_max, sum_to_one, z_scores, at_least_mean, temporal, layer_shares, protect, "
+            "schedule, pyramid, layer_budgets, head_scores, compression_ratios, layer, model, ada, "
+            "chunks, critical, twins");
   EXPECT_EQ(error_of("snapkv + ada(flor=1)"),
             "ada, column 10: no option 'flor'; valid: floor, rule, floor_of_whole");
   EXPECT_EQ(error_of("snapkv + ada(floor=2)"), "ada: floor = 2.000000 must be in [0, 1]");
@@ -139,6 +145,106 @@ TEST(CompositionText, PartsSayWhatTheyRead) {
   const views::ContiguousView keys_only(
       kShape, views::Tensor::hnd(rows.data(), ElementType::kF32, 4, 2, 4), {}, 4);
   EXPECT_THROW(static_cast<void>(policy.select(keys_only)), InvalidArgument);
+}
+
+/// What stays of a prompt of 40 tokens whose last queries are given.
+KeepMask cut_prompt(AnyPolicy policy) {
+  WindowCache cache(kShape, 40);
+  Random random(4);
+  cache.fill(random);
+  cache.append(40);
+  policy.begin(40);
+  policy.append(40);
+  std::vector<float> queries(4 * 8 * 4);
+  for (float& x : queries)
+    x = random.normal();
+  for (std::size_t layer = 0; layer < 2; ++layer) {
+    if (policy.wants_attention(layer))
+      policy.observe_queries(layer, {queries.data(), 4, 8, 8 * 4, 4}, cache.view());
+  }
+  policy.observe_cache(cache.view());
+  policy.end_prefill(cache.view());
+  return policy.select(cache.view());
+}
+
+// Each part that has a policy of its own makes the same of the same base.
+TEST(CompositionText, PartsAreThePoliciesThatAreMadeOfThem) {
+  const std::string snapkv = "snapkv(budget=16,observation_window=8,pool=average,kernel_size=5)";
+  EXPECT_EQ(cut_prompt(make(snapkv + " + pyramid(beta=4)")),
+            cut_prompt(make("pyramidkv(budget=16,observation_window=8,beta=4)")));
+  EXPECT_EQ(cut_prompt(make(snapkv + " + layer_budgets(tokens=10:22)")),
+            cut_prompt(make("evolkv(budget=16,observation_window=8,layer_budgets=10:22)")));
+  EXPECT_EQ(cut_prompt(make("snapkv(budget=16,observation_window=8,pool=max,kernel_size=7) + "
+                            "head_scores(scores=1:2:3:4)")),
+            cut_prompt(make("headkv(budget=16,observation_window=8,head_scores=1:2:3:4)")));
+  EXPECT_EQ(cut_prompt(make(snapkv + " + twins(similarity=.5,distance=1,recent_window=4)")),
+            cut_prompt(make("twinkvsnapkv(budget=16,observation_window=8,twin_similarity=.5,"
+                            "twin_distance=1,twin_recent=4)")));
+  EXPECT_EQ(cut(make("knorm + compression_ratios(ratios=.5:.25:.75:.8)")),
+            cut(make("lukvknorm(prune_ratios=.5:.25:.75:.8,num_sink_tokens=0,recent_window=0)")));
+  EXPECT_EQ(cut_prompt(make("tova(budget=16) + temporal(rule=cumulative)")),
+            cut_prompt(make("aggregatedtova(budget=16,temporal_rule=cumulative)")));
+  EXPECT_EQ(cut(make("knorm(budget=12) + protect(num_sink_tokens=3,recent_window=2)")),
+            cut(make("knorm(budget=12,num_sink_tokens=3,recent_window=2)")));
+}
+
+TEST(CompositionText, CriticalIsASecondStageOverAnySelection) {
+  std::vector<float> weight(2 * 16 * 8);
+  Random random(5);
+  for (float& x : weight)
+    x = random.normal();
+  auto projection = std::make_shared<OutputProjection>(kShape, 8, std::nullopt, true);
+  for (std::size_t layer = 0; layer < 2; ++layer)
+    projection->set_layer(layer, weight.data() + layer * 16 * 8);
+  const ModelInfo model{.shape = kShape, .output_projection = projection};
+  EXPECT_EQ(cut_prompt(make("snapkv(budget=16,observation_window=8) + critical", model)),
+            cut_prompt(make("criticalkv(budget=16,observation_window=8)", model)));
+  EXPECT_EQ(cut_prompt(make("adakv(budget=16,observation_window=8) + critical", model)),
+            cut_prompt(make("criticaladakv(budget=16,observation_window=8)", model)));
+  EXPECT_EQ(error_of("snapkv + critical"), "critical: output_projection is missing");
+}
+
+// 8 tokens above the budget may gather, and the prompt is spared.
+TEST(CompositionText, AScheduleIsForEveryPolicyThatCutsAtAnyTime) {
+  WindowCache cache(kShape, 40);
+  for (const bool spares_prompts : {false, true}) {
+    AnyPolicy policy = make(std::string("tova(budget=4,scope=head) + schedule(slack=8") +
+                            (spares_prompts ? ",cuts_prompts=false)" : ")"));
+    policy.begin(14);
+    policy.append(14);
+    EXPECT_EQ(policy.should_evict(), !spares_prompts);
+    AnyPolicy decode = make("tova(budget=4) + schedule(slack=8)");
+    decode.append(12);
+    EXPECT_FALSE(decode.should_evict());
+    decode.append(1);
+    EXPECT_TRUE(decode.should_evict());
+  }
+}
+
+// A rule takes what stands before it as its samples: the largest neighbour in each step, or the
+// neighbour that was largest over all.
+TEST(CompositionText, ATemporalRuleStandsInItsPlace) {
+  EXPECT_NE(cut_prompt(make("tova(budget=16,scope=head) + temporal + pool(kernel_size=3)")),
+            cut_prompt(make("tova(budget=16,scope=head) + temporal")));
+  AnyPolicy policy = make("knorm(budget=2) + temporal(rule=frozen)");
+  EXPECT_TRUE(policy.wants_cache());
+  EXPECT_FALSE(make("knorm(budget=2)").wants_cache());
+  EXPECT_EQ(policy.describe(), "Knorm(budget=2) + temporal(rule=frozen)");
+}
+
+TEST(CompositionText, RefusesPartsThatDoNotFitThePolicy) {
+  EXPECT_EQ(error_of("snapkv + temporal"), "SnapKV: scores once a prompt: no steps for 'temporal'");
+  EXPECT_EQ(error_of("snapkv + schedule(slack=1)"),
+            "SnapKV: cuts once a prompt: nothing for 'schedule' to say");
+  EXPECT_EQ(error_of("h2o + pyramid"), "H2O: has no budget that a table could share out");
+  EXPECT_EQ(error_of("tova + twins"), "TOVA: a part for single heads needs scope = head");
+  EXPECT_EQ(error_of("snapkv(budget=40) + pyramid(beta=0.5)"),
+            "pyramid: beta = 0.500000 must be >= 1");
+  EXPECT_EQ(error_of("knorm(budget=4) + protect(recent_window=8)"),
+            "Knorm: budget = 4 must be at least 8: sinks and recent window, an observation window "
+            "included");
+  EXPECT_EQ(error_of("knorm + twins + ada"),
+            "ada, column 17: a part before it has decided the same");
 }
 
 TEST(CompositionText, CopiesKeepTheirDescription) {

@@ -57,7 +57,6 @@ TEST(EpiKVKeyValue, ScoresARollingMeanOfTheNewTokensVariance) {
 TEST(EpiKVKeyValue, DeclareWhatTheyRead) {
   static_assert(EpiKVKey::kRequiredInputs == Inputs::kKeys);
   static_assert(EpiKVValue::kRequiredInputs == Inputs::kValues);
-  static_assert(EpiKVKey::wants_cache());
   static_assert(EpiKVKey::kAttentionUse == AttentionUse::kNone);
   EXPECT_EQ(EpiKVKey::kName, "EpiKVKey");
   EXPECT_EQ(EpiKVValue::kName, "EpiKVValue");

@@ -70,7 +70,6 @@ TEST(EpiKVLag, DeclaresWhatItReads) {
   static_assert(EpiKVLag::kRequiredInputs == (Inputs::kKeys | Inputs::kValues));
   static_assert(EpiKVLagKey::kRequiredInputs == Inputs::kKeys);
   static_assert(EpiKVLag::kAttentionUse == AttentionUse::kNone);
-  static_assert(!EpiKVLag::wants_cache());
 }
 
 TEST(EpiKVLag, AddsKeysAndValues) {

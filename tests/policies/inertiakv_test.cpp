@@ -223,11 +223,10 @@ TEST(InertiaKV, EqualValuesLeaveTheAttentionAsItIs) {
 }
 
 TEST(InertiaKV, ValueNormSaysThatTheCacheWasNotShown) {
-  static_assert(!InertiaKV::wants_cache());
-  static_assert(InertiaKVValueNorm::wants_cache());
   static_assert(!covers(InertiaKV::kRequiredInputs, Inputs::kValues));
   static_assert(covers(InertiaKVValueNorm::kRequiredInputs, Inputs::kValues));
   RowSession<InertiaKVValueNorm> session({.budget = 2}, kOneLayer);
+  EXPECT_TRUE(session.policy.wants_cache());
   session.prompt(2);
   session.step({{{{.5F, .25F, .25F}}}});
   EXPECT_TRUE(refuses([&] { static_cast<void>(session.policy.select(session.cache.view())); },

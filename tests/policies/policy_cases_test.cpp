@@ -602,6 +602,7 @@ const std::vector<PolicyCase>& policy_cases() {
                               }),
       grows(case_of<kvevict::Finch>("FinchChunks", finch_chunks)),
       samples_steps(case_of<kvevict::AggregatedKeyDiff>("AggregatedKeyDiff")),
+      samples_steps(case_of<kvevict::AggregatedTOVA>("AggregatedTOVA")),
       samples_steps(
           case_of<kvevict::AggregatedKeyDiff>("AggregatedKeyDiffLifetimeMean", lifetime_mean)),
       case_of<kvevict::DMSKnorm>("DMSKnorm", dms),

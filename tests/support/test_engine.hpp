@@ -181,7 +181,6 @@ class TestEngine {
   }
   /// What the policy wants of the newest `count` tokens, and no more.
   void signals(std::size_t count) {
-    policy.observe_cache(cache.view());
     if constexpr (requires { policy.observe_scores(0, 0, std::span<const float>()); }) {
       if (policy.wants_scores())
         hand_over_scores(count);
@@ -202,6 +201,7 @@ class TestEngine {
         hand_over_attention(layer, wanted);
       }
     }
+    policy.observe_cache(cache.view());
   }
   // A scorer that sees a token once, when it comes.
   void hand_over_scores(std::size_t count) {

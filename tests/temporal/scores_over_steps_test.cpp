@@ -9,13 +9,17 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <limits>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace kvevict {
 namespace {
 
+using kvevict_test::GivenRows;
 using kvevict_test::mask_of;
 using kvevict_test::refuses;
 using kvevict_test::scores_of;
@@ -174,6 +178,77 @@ TEST(ScoresOverSteps, ScoresThatStayTheSame) {
     steps.step({4, 2, 8, 1});
     EXPECT_EQ(steps.scores(), (Floats{-4, -2, -8, -1}));
   }
+}
+
+// ------------------------------------------------------------------ over attention
+
+AggregatedTOVA tova_of(TemporalRule rule, double decay = .5) {
+  AggregatedTOVA::Options options;
+  options.temporal_rule = rule;
+  options.decay = decay;
+  return {options, kShape};
+}
+/// A step of one token and its row.
+void attend(AggregatedTOVA& policy, WindowCache& cache, const Floats& row) {
+  policy.append(1);
+  cache.append(1);
+  policy.observe_attention(0, GivenRows({{row}}).rows());
+  policy.observe_cache(cache.view());
+}
+
+// .75 / 2 + .5 / 2; .25 / 2 + .25 / 2; the new token has its first sample.
+TEST(ScoresOverSteps, OfTheNewestRows) {
+  for (const auto& [rule, expected] :
+       {std::pair{TemporalRule::kEma, Floats{.625F, .25F, .25F}},
+        std::pair{TemporalRule::kCumulative, Floats{2.25F, .5F, .25F}},
+        std::pair{TemporalRule::kFrozen, Floats{1, .25F, .25F}}}) {
+    AggregatedTOVA policy = tova_of(rule);
+    WindowCache cache(kShape, 8);
+    EXPECT_TRUE(policy.wants_cache());
+    attend(policy, cache, {rule == TemporalRule::kEma ? .75F : 1});
+    attend(policy, cache, {.75F, .25F});
+    attend(policy, cache, {.5F, .25F, .25F});
+    EXPECT_EQ(scores_of(policy, cache), expected);
+    EXPECT_EQ(policy.counters().missing_signals, 0U);
+  }
+}
+
+// A sample that was taken before the attention came would lack it.
+TEST(ScoresOverSteps, RefuseAttentionBehindTheirSample) {
+  AggregatedTOVA policy = tova_of(TemporalRule::kEma);
+  WindowCache cache(kShape, 8);
+  policy.append(1);
+  cache.append(1);
+  policy.observe_cache(cache.view());
+  EXPECT_TRUE(refuses([&] { policy.observe_attention(0, GivenRows({{Floats{1}}}).rows()); },
+                      {"AggregatedTOVA", "observe_cache", "must come after the attention"}));
+}
+
+// What a stage does over all lanes of a pool is not lost below a rule: here shares of a layer.
+struct SharedKnormRecipe : KnormRecipe {
+  static auto pipeline(const Options& options, const CacheShape& shape) {
+    return KnormRecipe::pipeline(options, shape) | SharesOfLayer{};
+  }
+  static Allocation allocation(const Options& options) {
+    return {.budget = options.budget, .competition = Competition::kModel};
+  }
+};
+TEST(ScoresOverSteps, KeepWhatFollowsOverAPool) {
+  constexpr CacheShape kTwo{.num_layers = 2, .num_q_heads = 1, .num_kv_heads = 1, .head_dim = 1};
+  const Policy<Composed<AggregatedOver<SharedKnormRecipe>>> policy({}, kTwo);
+  WindowCache cache(kTwo, 2);
+  Floats first{8, 3};
+  Floats second{5, 4};
+  std::vector<std::uint64_t> open{3, 3};
+  std::vector<std::uint64_t> keep{0, 0};
+  std::vector<ScoredLane> lanes{{0, first, std::span(open).first(1), std::span(keep).first(1)},
+                                {1, second, std::span(open).last(1), std::span(keep).last(1)}};
+  const auto view = cache.view();
+  const ViewRef ref(view);
+  Scratch scratch;
+  policy.method().normalise(lanes, {ref, policy.sequence(), kernels::best(), scratch});
+  EXPECT_EQ(first, (Floats{8.0F / 11, 3.0F / 11}));
+  EXPECT_EQ(second, (Floats{5.0F / 9, 4.0F / 9}));
 }
 
 // KeyDiff's score of a token changes with its neighbours: of the first alone it is -1, beside one

@@ -1,11 +1,11 @@
 #ifndef KVEVICT_POLICIES_AGGREGATED_HPP_
 #define KVEVICT_POLICIES_AGGREGATED_HPP_
 
-#include "kvevict/allocation/whole_prompts.hpp"
 #include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/policies/composed.hpp"
 #include "kvevict/policies/key_geometry.hpp"
+#include "kvevict/policies/tova.hpp"
 #include "kvevict/scoring/pipeline.hpp"
 #include "kvevict/temporal/scores_over_steps.hpp"
 
@@ -19,14 +19,15 @@ struct AggregatedOptions : Base::Options {
   double decay = 0.8;  ///< weight of the past in the EMA, in [0, 1); InertiaKV's alpha
 };
 
-/// What a token is worth, aggregated over the steps since it came, over any recipe that scores the
-/// cache: the inertia of InertiaKV (arXiv 2609.03515, the wrapper of its ablations) for other
-/// scores than attention, and with kLifetimeMean the equal weight of all steps, without favour to
-/// recent ones, that FAEDKV (arXiv 2507.20030) asks for in another domain. kSingle is the base.
+/// What a token is worth, aggregated over the steps since it came, over any recipe that has scores
+/// in every step: the inertia of InertiaKV (arXiv 2609.03515, the wrapper of its ablations), for
+/// each set of tokens by itself, and with kLifetimeMean the equal weight of all steps, without
+/// favour to recent ones, that FAEDKV (arXiv 2507.20030) asks for in another domain. kSingle is the
+/// base.
 ///
 /// One sample a step, of all that is cached, and one at the end of a prompt, inside which nothing
-/// is cut. Tokens that come together, drafts too, count as the one step that they are. For rows of
-/// attention H2O and InertiaKV hold the same. Wants observe_cache in every step.
+/// is cut. Tokens that come together, drafts too, count as the one step that they are. Wants
+/// observe_cache in every step, behind the attention of all layers where the base reads some.
 template <Recipe Base>
 struct AggregatedOver : Base {
   using Options = AggregatedOptions<Base>;
@@ -34,6 +35,8 @@ struct AggregatedOver : Base {
   static constexpr std::string_view kName = detail::JoinedName<kPrefix, Base::kName>::kName;
 
   static void check(const Options& options, const CacheShape& shape) {
+    static_assert(decltype(Base::pipeline(options, shape))::kAttentionUse != AttentionUse::kWindow,
+                  "votes of a prompt's window are given once: there are no steps to aggregate");
     detail::check_recipe<Base>(options, shape);
     detail::require(options.decay >= 0.0 && options.decay < 1.0, kName, "decay", options.decay,
                     "must be in [0, 1)");
@@ -42,8 +45,9 @@ struct AggregatedOver : Base {
     return Pipeline(ScoresOverSteps(shape, Base::scope(options), Base::pipeline(options, shape),
                                     options.temporal_rule, options.decay));
   }
-  static WholePrompts allocator(const Options& options, const CacheShape& /*shape*/) noexcept {
-    return {{.budget = options.budget}};
+  static auto allocator(const Options& options, const CacheShape& shape) {
+    return detail::EditedAllocator(detail::allocator_of<Base>(options, shape),
+                                   detail::KeepUnfinishedPrompts{});
   }
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
@@ -56,6 +60,10 @@ struct AggregatedOver : Base {
 // policy: AggregatedKeyDiff | `m_i = 0.8 m_i + 0.2 s_i` in each step, s as `KeyDiff` | K | - | head
 //   | at any time | 8 B per KV head | a pass over K | 2609.03515 (ablation)
 using AggregatedKeyDiff = Policy<Composed<AggregatedOver<KeyDiffRecipe>>>;
+// policy: AggregatedTOVA | `m_i = 0.8 m_i + 0.2 s_i` in each step, s as `TOVA` | newest row | -
+//   | layer | at any time | 4 B per KV head + 8 B per layer
+//   | a pass over the row, one over the scores | 2609.03515 (ablation), 2401.06104
+using AggregatedTOVA = Policy<Composed<AggregatedOver<TOVARecipe>>>;
 
 KVEVICT_NAMESPACE_END
 

@@ -21,7 +21,7 @@
 #include <array>
 #include <concepts>
 #include <cstddef>
-#include <optional>
+#include <limits>
 #include <span>
 #include <string_view>
 #include <tuple>
@@ -195,37 +195,43 @@ template <class R>
     return FixedAllocation{{.budget = options.budget}};
   }
 }
-/// A recipe's allocator whose allocations another recipe changes: edit(allocation).
+/// A recipe's allocator whose allocations another recipe changes: edit(allocation, sequence).
 template <class Base, class Edit>
 class EditedAllocator {
  public:
-  EditedAllocator(Base base, Edit edit) : base_(std::move(base)), edit_(edit) {}
+  EditedAllocator(Base base, Edit edit) : base_(std::move(base)), edit_(std::move(edit)) {}
 
   [[nodiscard]] Allocation allocation(const Sequence& sequence) const noexcept requires
       requires(const Base& base) {
     base.allocation(sequence);
   }
-  { return edited(base_.allocation(sequence)); }
+  { return edited(base_.allocation(sequence), sequence); }
   template <class S>
   [[nodiscard]] Allocation allocation(const Sequence& sequence,
                                       const S& signal) const noexcept requires
       requires(const Base& base) {
     base.allocation(sequence, signal);
   }
-  { return edited(base_.allocation(sequence, signal)); }
+  { return edited(base_.allocation(sequence, signal), sequence); }
   [[nodiscard]] Protection protection(const Sequence& sequence) const noexcept requires
       requires(const Base& base) {
     base.protection(sequence);
   }
-  { return base_.protection(sequence); }
+  {
+    if constexpr (requires { edit_.protection(base_.protection(sequence)); }) {
+      return edit_.protection(base_.protection(sequence));
+    } else {
+      return base_.protection(sequence);
+    }
+  }
   [[nodiscard]] auto state() noexcept requires requires(Base& base) { base.state(); }
   { return base_.state(); }
   void begin(const Sequence& sequence) requires requires(Base& base) { base.begin(sequence); }
   { base_.begin(sequence); }
 
  private:
-  [[nodiscard]] Allocation edited(Allocation allocation) const noexcept {
-    edit_(allocation);
+  [[nodiscard]] Allocation edited(Allocation allocation, const Sequence& sequence) const noexcept {
+    edit_(allocation, sequence);
     return allocation;
   }
 
@@ -233,17 +239,45 @@ class EditedAllocator {
   Edit edit_;
 };
 
-/// Brings lanes together in other pools, where there is something to set.
+/// Brings lanes together in other pools.
 struct SetCompetition {
-  std::optional<Competition> competition;
-  void operator()(Allocation& allocation) const noexcept {
-    allocation.competition = competition.value_or(allocation.competition);
+  Competition competition;
+  void operator()(Allocation& allocation, const Sequence& /*sequence*/) const noexcept {
+    allocation.competition = competition;
   }
 };
 struct SetThreshold {
   float threshold;
-  void operator()(Allocation& allocation) const noexcept { allocation.threshold = threshold; }
+  void operator()(Allocation& allocation, const Sequence& /*sequence*/) const noexcept {
+    allocation.threshold = threshold;
+  }
 };
+/// Leaves a prompt whole until it is complete.
+struct KeepUnfinishedPrompts {
+  void operator()(Allocation& allocation, const Sequence& sequence) const noexcept {
+    if (sequence.in_prompt())
+      allocation = {.budget = std::numeric_limits<std::size_t>::max()};
+  }
+};
+
+/// What a recipe's options say of how often to cut.
+template <class R>
+[[nodiscard]] CutSchedule schedule_of(const typename R::Options& options) noexcept {
+  if constexpr (requires { R::schedule(options); }) {
+    return R::schedule(options);
+  } else {
+    return {};
+  }
+}
+/// Rows that a recipe's scores are the sum over; 1 where it does not say.
+template <class R>
+[[nodiscard]] double rows_summed(const typename R::Options& options) noexcept {
+  if constexpr (requires { R::num_rows_summed(options); }) {
+    return static_cast<double>(R::num_rows_summed(options));
+  } else {
+    return 1.0;
+  }
+}
 
 /// Who stays by a recipe; an empty tuple where the best do.
 template <class R>
@@ -264,7 +298,9 @@ class Composed {
   using Options = typename R::Options;
   using Parts =
       decltype(R::pipeline(std::declval<const Options&>(), std::declval<const CacheShape&>()));
-  using Signal = std::remove_cvref_t<decltype(std::declval<Parts&>().signal())>;
+  /// What scores come from, and what observes: the same, but where one is made of the other.
+  using Scores = std::remove_cvref_t<decltype(std::declval<Parts&>().signal())>;
+  using Signal = std::remove_cvref_t<decltype(detail::source_of(std::declval<Scores&>()))>;
   using Budgets = decltype(detail::allocator_of<R>(std::declval<const Options&>(),
                                                    std::declval<const CacheShape&>()));
   using Selection = decltype(detail::selector_of<R>(std::declval<const Options&>()));
@@ -290,13 +326,7 @@ class Composed {
   }
   [[nodiscard]] MaskScope scope() const noexcept { return R::scope(options_); }
   [[nodiscard]] Trigger trigger() const noexcept { return R::trigger(options_); }
-  [[nodiscard]] CutSchedule schedule() const noexcept {
-    if constexpr (requires { R::schedule(options_); }) {
-      return R::schedule(options_);
-    } else {
-      return {};
-    }
-  }
+  [[nodiscard]] CutSchedule schedule() const noexcept { return detail::schedule_of<R>(options_); }
   [[nodiscard]] Protection protection(const Sequence& sequence) const noexcept {
     if constexpr (requires { allocator_.protection(sequence); }) {
       return allocator_.protection(sequence);
@@ -305,8 +335,8 @@ class Composed {
     }
   }
   [[nodiscard]] Allocation allocation(const Sequence& sequence) const noexcept {
-    if constexpr (requires { allocator_.allocation(sequence, pipeline_.signal()); }) {
-      return allocator_.allocation(sequence, pipeline_.signal());
+    if constexpr (requires { allocator_.allocation(sequence, signal()); }) {
+      return allocator_.allocation(sequence, signal());
     } else {
       return allocator_.allocation(sequence);
     }
@@ -332,49 +362,57 @@ class Composed {
   }
 
   void begin(const Sequence& sequence) {
-    if constexpr (requires { pipeline_.signal().begin(sequence); })
-      pipeline_.signal().begin(sequence);
+    if constexpr (requires { signal().begin(sequence); })
+      signal().begin(sequence);
     if constexpr (requires { allocator_.begin(sequence); })
       allocator_.begin(sequence);
   }
   void end_prefill(const ScoreInput& input) requires requires(Signal& signal) {
     signal.end_prefill(input);
   }
-  { pipeline_.signal().end_prefill(input); }
+  { signal().end_prefill(input); }
   void observe_labels(std::span<const TokenLabel> labels) requires requires(Signal& signal) {
     signal.observe_labels(labels);
   }
-  { pipeline_.signal().observe_labels(labels); }
+  { signal().observe_labels(labels); }
   [[nodiscard]] std::size_t wanted_rows(const Sequence& sequence, std::size_t layer) const
       requires(kAttentionUse != AttentionUse::kNone) {
-    return scored_layer(layer) == layer ? pipeline_.signal().wanted_rows(sequence, layer) : 0;
+    return scored_layer(layer) == layer ? signal().wanted_rows(sequence, layer) : 0;
   }
   std::size_t observe_rows(const GroupRows& rows, const Sequence& sequence,
                            const kernels::KernelSet& kernel) requires(kAttentionUse !=
                                                                           AttentionUse::kNone &&
                                                                       kAttentionUse !=
                                                                           AttentionUse::kQueries) {
-    return pipeline_.signal().observe_rows(rows, sequence, kernel);
+    return signal().observe_rows(rows, sequence, kernel);
   }
   std::size_t end_layer(std::size_t layer, const Sequence& sequence,
                         const kernels::KernelSet& kernel) requires requires(Signal& signal) {
     signal.end_layer(layer, sequence, kernel);
   }
-  { return pipeline_.signal().end_layer(layer, sequence, kernel); }
+  { return signal().end_layer(layer, sequence, kernel); }
   std::size_t observe_query_rows(
       std::size_t layer, const QueryRows& rows, const Sequence& sequence, const ViewRef& view,
       const kernels::KernelSet& kernel) requires(kAttentionUse == AttentionUse::kQueries) {
-    return pipeline_.signal().observe_query_rows(layer, rows, sequence, view, kernel);
+    return signal().observe_query_rows(layer, rows, sequence, view, kernel);
   }
-  std::size_t observe_cache(const ScoreInput& input) requires requires(Signal& signal) {
-    signal.observe_cache(input);
+  std::size_t observe_cache(const ScoreInput& input) requires requires(Scores& scores) {
+    scores.observe_cache(input);
   }
   { return pipeline_.signal().observe_cache(input); }
+  [[nodiscard]] bool wants_cache() const noexcept requires requires(const Scores& scores) {
+    scores.wants_cache();
+  }
+  { return pipeline_.signal().wants_cache(); }
+  [[nodiscard]] bool samples_attention() const noexcept requires requires(const Scores& scores) {
+    scores.samples_attention();
+  }
+  { return pipeline_.signal().samples_attention(); }
   void observe_scores(std::size_t layer, std::size_t kv_head, std::span<const float> scores,
                       std::size_t first_slot) requires requires(Signal& signal) {
     signal.observe_scores(layer, kv_head, scores, first_slot);
   }
-  { pipeline_.signal().observe_scores(layer, kv_head, scores, first_slot); }
+  { signal().observe_scores(layer, kv_head, scores, first_slot); }
 
   [[nodiscard]] const Parts& parts() const noexcept { return pipeline_; }
   [[nodiscard]] const Budgets& allocator() const noexcept { return allocator_; }
@@ -400,8 +438,8 @@ class Composed {
   }
   void choose(std::span<ScoredLane> lanes, std::size_t quota,
               const ScoreInput& input) const requires Selector<Selection, Signal> {
-    if constexpr (requires { selector_.choose(lanes, quota, input, pipeline_.signal()); }) {
-      selector_.choose(lanes, quota, input, pipeline_.signal());
+    if constexpr (requires { selector_.choose(lanes, quota, input, signal()); }) {
+      selector_.choose(lanes, quota, input, signal());
     } else {
       selector_.choose(lanes, quota, input);
     }
@@ -456,6 +494,10 @@ class Composed {
       !requires { &R::added_inputs; } || requires(const Options& o) { R::added_inputs(o); },
       "a recipe's added_inputs takes (options)");
 
+  [[nodiscard]] Signal& signal() noexcept { return detail::source_of(pipeline_.signal()); }
+  [[nodiscard]] const Signal& signal() const noexcept {
+    return detail::source_of(pipeline_.signal());
+  }
   [[nodiscard]] std::size_t scored_layer(std::size_t layer) const noexcept {
     if constexpr (requires { R::scored_layer(options_, layer); }) {
       return R::scored_layer(options_, layer);

@@ -68,7 +68,8 @@ struct CriticalKVRecipe : Base {
         .first_share = Budget::keep_ratio(options.first_stage),
         .counted =
             options.first_stage_counts_window ? windows.recent_window + windows.num_sink_tokens : 0,
-        .second = {.epsilon = static_cast<float>(options.epsilon * score_unit(options.base)),
+        .second = {.epsilon = static_cast<float>(options.epsilon *
+                                                 detail::rows_summed<Base>(options.base)),
                    .norm = norm(options),
                    .projection = options.output_projection}};
     if constexpr (requires { Base::selector(options.base); }) {
@@ -80,11 +81,7 @@ struct CriticalKVRecipe : Base {
   static MaskScope scope(const Options& options) noexcept { return Base::scope(options.base); }
   static Trigger trigger(const Options& options) noexcept { return Base::trigger(options.base); }
   static CutSchedule schedule(const Options& options) noexcept {
-    if constexpr (requires { Base::schedule(options.base); }) {
-      return Base::schedule(options.base);
-    } else {
-      return {};
-    }
+    return detail::schedule_of<Base>(options.base);
   }
   static Protection protection(const Options& options) noexcept {
     return Base::protection(options.base);
@@ -105,14 +102,6 @@ struct CriticalKVRecipe : Base {
  private:
   [[nodiscard]] static ValueFactor norm(const Options& options) noexcept {
     return options.l2_norm ? ValueFactor::kProjected : ValueFactor::kProjectedL1;
-  }
-  // What a score of 1 would be if it were attention: a base that sums rows says over how many.
-  [[nodiscard]] static double score_unit(const typename Base::Options& options) noexcept {
-    if constexpr (requires { Base::num_rows_summed(options); }) {
-      return static_cast<double>(Base::num_rows_summed(options));
-    } else {
-      return 1.0;
-    }
   }
 };
 

@@ -71,7 +71,9 @@ struct CutSchedule {
 ///                                 the rows or queries of a layer came
 ///   observe_hidden(layer, rows, sequence, kernel) [n]
 ///                                 hidden states; with wants_hidden(layer)
-///   observe_cache(input) [n]      K and V of the step are in the cache; once a step
+///   observe_cache(input) [n]      K and V of the step are in the cache; once a step; with
+///                                 wants_cache() where the options say whether, and
+///                                 samples_attention() where it reads what attention left
 ///   observe_scores(layer, kv_head, scores, first_slot)
 ///                                 scores that something else worked out
 ///   observe_labels(labels)        kinds of the newest tokens
@@ -267,6 +269,7 @@ class Policy {
     const std::size_t wanted = wanted_attention_rows(layer);
     if (wanted == 0 || observed_[layer] != 0)
       return;
+    check_cache_comes_later();
     check_rows("AttentionRows", rows, wanted, longest_lane(layer));
     for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
       visit_given_rows(rows, shape_, layer, head, sequence_.seq_len(layer, head),
@@ -285,6 +288,7 @@ class Policy {
     const std::size_t wanted = wanted_attention_rows(layer);
     if (wanted == 0 || observed_[layer] != 0)
       return;
+    check_cache_comes_later();
     check_rows("QueryRows", queries, wanted, shape_.head_dim);
     detail::require(queries.sink_logits.empty() || queries.sink_logits.size() == shape_.num_q_heads,
                     kName, "QueryRows.sink_logits.size()", queries.sink_logits.size(),
@@ -341,11 +345,13 @@ class Policy {
     };
   }
 
-  /// The newest tokens' K and V of every layer are in the cache: once a step, for policies that
-  /// score a token from its own K or V when it arrives. Does nothing for the others.
+  /// The newest tokens' K and V of every layer are in the cache: once a step, after its attention,
+  /// for policies that score the cache in each of them. Does nothing for the others.
   template <KvCacheView View>
   void observe_cache(const View& view) {
-    if constexpr (wants_cache()) {
+    if constexpr (kObservesCache) {
+      if (!wants_cache())
+        return;
       append_implied();
       if (step_len() == 0 || cache_observed_)
         return;
@@ -356,10 +362,12 @@ class Policy {
     }
   }
   /// Whether observe_cache does anything.
-  [[nodiscard]] static constexpr bool wants_cache() noexcept {
-    return requires(Method & m, const ScoreInput& input) {
-      m.observe_cache(input);
-    };
+  [[nodiscard]] bool wants_cache() const noexcept {
+    if constexpr (requires { method_.wants_cache(); }) {
+      return method_.wants_cache();
+    } else {
+      return kObservesCache;
+    }
   }
 
   /// Whether scores are needed of something else.
@@ -508,6 +516,10 @@ class Policy {
   [[nodiscard]] const Method& method() const noexcept { return method_; }
 
  private:
+  static constexpr bool kObservesCache = requires(Method & m, const ScoreInput& input) {
+    m.observe_cache(input);
+  };
+
   template <KvCacheView View>
   void run_selection(const View& view, bool for_projection) const {
     projected_ = nullptr;
@@ -649,6 +661,13 @@ class Policy {
   [[nodiscard]] static std::size_t padding_of(const Lane& lane) noexcept {
     const auto valid = lane.valid.first(std::min(lane.valid.size(), lane.seq_len));
     return static_cast<std::size_t>(std::count(valid.begin(), valid.end(), std::uint8_t{0}));
+  }
+  // Samples of attention that comes behind them would lack it.
+  void check_cache_comes_later() const {
+    if constexpr (requires { method_.samples_attention(); }) {
+      detail::require(!cache_observed_ || !method_.samples_attention(), kName, "observe_cache", 1,
+                      "must come after the attention of all layers");
+    }
   }
   void check_layer(std::size_t layer) const {
     detail::require(layer < shape_.num_layers, kName, "layer", layer, "must be < num_layers");

@@ -23,7 +23,8 @@ KVEVICT_NAMESPACE_BEGIN
 // A scorer of your own is one struct that fulfils Signal or Stage.
 
 /// Where scores come from. score() fills the arrays of one lane; what it keeps over steps is listed
-/// by state(). Optional: what the observe members of a PolicyMethod are.
+/// by state(). Optional: what the observe members of a PolicyMethod are. A signal that is made of
+/// another pipeline (ScoresOverSteps) gives it by scorer(), which is what observes.
 template <class S>
 concept Signal = requires(S& signal, const S& constant, const ScoreInput& input,
                           LaneScores& scores) {
@@ -67,13 +68,21 @@ class Pipeline {
              std::size_t first_wanted = 0) const {
     // A stage may look at all slots.
     LaneScores scores(input, lane, out, signal_is_score() ? first_wanted : 0);
+    fill(input, scores);
+    scores.finish();
+  }
+  /// The same while they are several arrays.
+  void fill(const ScoreInput& input, LaneScores& scores) const {
     signal_.score(input, scores);
     std::apply([&](const Stages&... stages) { (apply(stages, input, scores), ...); }, stages_);
-    scores.finish();
   }
   /// Whether no stage changes what the signal says.
   [[nodiscard]] bool signal_is_score() const noexcept {
-    return std::apply([](const Stages&... stages) { return (is_idle(stages) && ...); }, stages_);
+    bool is_score = true;
+    if constexpr (requires(const S& signal) { signal.is_score(); })
+      is_score = signal_.is_score();
+    return is_score &&
+           std::apply([](const Stages&... stages) { return (is_idle(stages) && ...); }, stages_);
   }
   /// The score of one slot where signal_is_score(), known before a selection.
   [[nodiscard]] float score_of(std::size_t lane, std::size_t slot) const noexcept
@@ -82,6 +91,8 @@ class Pipeline {
   }
   /// What follows once all lanes of a pool have scores.
   void normalise(std::span<ScoredLane> lanes, const ScoreInput& input) const {
+    if constexpr (requires(const S& signal) { signal.normalise(lanes, input); })
+      signal_.normalise(lanes, input);
     std::apply([&](const Stages&... stages) { (apply(stages, input, lanes), ...); }, stages_);
   }
 
@@ -118,6 +129,20 @@ class Pipeline {
   S signal_;
   std::tuple<Stages...> stages_;
 };
+
+namespace detail {
+
+/// The signal that observes: of one that is made of a pipeline, that pipeline's.
+template <class S>
+[[nodiscard]] constexpr auto& source_of(S& signal) noexcept {
+  if constexpr (requires { signal.scorer(); }) {
+    return source_of(signal.scorer().signal());
+  } else {
+    return signal;
+  }
+}
+
+}  // namespace detail
 
 template <Signal S, Stage T>
 [[nodiscard]] Pipeline<S, T> operator|(S signal, T stage) {

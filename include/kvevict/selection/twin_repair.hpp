@@ -52,10 +52,15 @@ class TwinRepair {
 
   template <class Input>
   void choose(std::span<ScoredLane> lanes, std::size_t quota, const Input& input) const {
+    repair_after(lanes, input, [&] { base_.choose(lanes, quota, input); });
+  }
+  /// The same over a selection that is made by `choose`.
+  template <class Input, class Choose>
+  void repair_after(std::span<ScoredLane> lanes, const Input& input, Choose&& choose) const {
     open_.clear();
     for (const ScoredLane& lane : lanes)
       open_.insert(open_.end(), lane.candidates.begin(), lane.candidates.end());
-    base_.choose(lanes, quota, input);
+    choose();
     std::size_t word = 0;
     for (const ScoredLane& lane : lanes) {
       repair(lane, std::span(open_).subspan(word, lane.keep.size()), input);

@@ -57,17 +57,23 @@ class TwoStageWithin {
 
   template <class Input>
   void choose(std::span<ScoredLane> lanes, std::size_t quota, const Input& input) const {
+    choose_within(counts_, lanes, quota, input);
+  }
+  /// The same with `counts` in the place of those that it was made with.
+  template <class Input, class OtherCounts>
+  void choose_within(const OtherCounts& counts, std::span<ScoredLane> lanes, std::size_t quota,
+                     const Input& input) const {
     safe_.assign(lanes.size(), 0);
-    if constexpr (requires { counts_.num_safe(lanes, quota, std::size_t{}); }) {
+    if constexpr (requires { counts.num_safe(lanes, quota, std::size_t{}); }) {
       for (std::size_t l = 0; l < lanes.size(); ++l)
-        safe_[l] = counts_.num_safe(lanes, quota, l);
+        safe_[l] = counts.num_safe(lanes, quota, l);
     }
     saved_.clear();
     for (const ScoredLane& lane : lanes) {
       saved_.insert(saved_.end(), lane.keep.begin(), lane.keep.end());
       saved_.insert(saved_.end(), lane.candidates.begin(), lane.candidates.end());
     }
-    counts_.choose(lanes, quota, input);
+    counts.choose(lanes, quota, input);
     auto from = saved_.begin();
     for (std::size_t l = 0; l < lanes.size(); ++l) {
       const std::size_t chosen = detail::count_bits(lanes[l].keep);
@@ -80,6 +86,8 @@ class TwoStageWithin {
                      safe_[l]);
     }
   }
+
+  [[nodiscard]] const TwoStage<Second>& stages() const noexcept { return stages_; }
 
  private:
   Counts counts_;

@@ -2,6 +2,7 @@
 #define KVEVICT_TEMPORAL_SCORES_OVER_STEPS_HPP_
 
 #include "kvevict/config.hpp"
+#include "kvevict/core/scored_lane.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/slot_array.hpp"
@@ -15,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <tuple>
@@ -42,43 +44,73 @@ enum class TemporalRule : std::uint8_t {
        {"lifetime_mean", TemporalRule::kLifetimeMean}}};
 }
 
+namespace detail {
+
+/// Whether a signal has something to see in observe_cache.
+template <class S>
+[[nodiscard]] constexpr bool wants_cache(const S& signal) noexcept {
+  if constexpr (requires { signal.wants_cache(); }) {
+    return signal.wants_cache();
+  } else {
+    return requires(S & observer, const ScoreInput& input) {
+      observer.observe_cache(input);
+    };
+  }
+}
+
+}  // namespace detail
+
 /// A signal made of the scores that `Scorer`, a pipeline, gives step after step: [1, seq_len].
-/// Wants observe_cache once in every step, which costs one run of the scorer; under kFrozen, where
-/// the scorer looks at each token by itself, one over the new tokens. A prompt is one step, sampled
-/// at its end, whatever chunks it came in; under kFrozen a chunk is, so that it may be cut before
-/// the next. Tokens that are appended together have one sample together.
+/// Wants observe_cache once in every step, behind the attention of all layers where the scorer
+/// reads some, which costs one run of the scorer; under kFrozen, where the scorer looks at each
+/// token by itself, one over the new tokens. A prompt is one step, sampled at its end, whatever
+/// chunks it came in; under kFrozen a chunk is, so that it may be cut before the next. Tokens that
+/// are appended together have one sample together. What the scorer does over all lanes of a pool
+/// is done to the finished scores, not to the samples.
 ///
 /// A sample that is not finite changes nothing (rule R19); a token that never had another one has
 /// -infinity, goes first and is counted. A new token starts with its first sample (rule R20), under
 /// kEma without a correction for its age. A rollback takes tokens back, not what the others' scores
 /// took from steps with them.
 ///
+/// Without a rule it is the scorer and nothing else.
+///
 /// State: two floats per cached token and lane, the score and how many samples it is made of.
 template <class Scorer>
 class ScoresOverSteps {
  public:
   static constexpr Inputs kRequiredInputs = Scorer::kRequiredInputs;
-  static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
-  static_assert(Scorer::kAttentionUse == AttentionUse::kNone,
-                "samples are taken in observe_cache, where attention may still be missing");
+  static constexpr AttentionUse kAttentionUse = Scorer::kAttentionUse;
 
   /// @param scope  of the policy's mask
   /// @param decay  weight of what was there before, in [0, 1); for kEma
-  ScoresOverSteps(const CacheShape& shape, MaskScope scope, Scorer scorer, TemporalRule rule,
-                  double decay = 0.0)
+  ScoresOverSteps(const CacheShape& shape, MaskScope scope, Scorer scorer,
+                  std::optional<TemporalRule> rule, double decay = 0.0)
       : scorer_(std::move(scorer)),
         rule_(rule),
         decay_(static_cast<float>(decay)),
-        scores_(shape, scope, 2) {}
+        scores_(shape, scope, rule ? 2 : 0) {}
+
+  [[nodiscard]] Scorer& scorer() noexcept { return scorer_; }
+  [[nodiscard]] const Scorer& scorer() const noexcept { return scorer_; }
 
   [[nodiscard]] auto state() noexcept {
     return std::tuple_cat(scorer_.signal().state(), std::tie(scores_));
   }
 
+  [[nodiscard]] bool wants_cache() const noexcept {
+    return rule_ || detail::wants_cache(scorer_.signal());
+  }
+  /// Whether observe_cache reads what attention left.
+  [[nodiscard]] bool samples_attention() const noexcept {
+    return rule_ && kAttentionUse != AttentionUse::kNone;
+  }
   std::size_t observe_cache(const ScoreInput& input) {
-    if (rule_ != TemporalRule::kFrozen && input.sequence.in_prompt())
-      return 0;
     std::size_t non_finite = 0;
+    if constexpr (requires { scorer_.signal().observe_cache(input); })
+      non_finite = scorer_.signal().observe_cache(input);
+    if (!rule_ || (rule_ != TemporalRule::kFrozen && input.sequence.in_prompt()))
+      return non_finite;
     for (std::size_t lane = 0; lane < input.sequence.num_lanes(); ++lane) {
       const std::span<float> scores = scores_.at(lane);
       const std::span<float> counts = scores_.at(lane, 1);
@@ -100,20 +132,33 @@ class ScoresOverSteps {
     return non_finite;
   }
 
-  void score(const ScoreInput& /*input*/, LaneScores& scores) const {
+  void score(const ScoreInput& input, LaneScores& scores) const {
+    if (!rule_)
+      return scorer_.fill(input, scores);
     scores.start(0, scores.seq_len(), 1);
     scores.keep_one();
     const std::span<float> out = scores.array(0);
     for (std::size_t slot = 0; slot < out.size(); ++slot)
       out[slot] = score_of(scores.lane(), slot);
   }
-  /// The score of a slot, known before a selection.
+  void normalise(std::span<ScoredLane> lanes, const ScoreInput& input) const {
+    scorer_.normalise(lanes, input);
+  }
+  [[nodiscard]] bool is_score() const noexcept { return rule_ || scorer_.signal_is_score(); }
+  /// The score of a slot, known before a selection; -infinity where it is not.
   [[nodiscard]] float score_of(std::size_t lane, std::size_t slot) const noexcept {
-    return scores_.at(lane, 1)[slot] > 0.0F ? scores_.at(lane)[slot]
-                                            : -std::numeric_limits<float>::infinity();
+    if (rule_)
+      return scores_.at(lane, 1)[slot] > 0.0F ? scores_.at(lane)[slot] : kUnknown;
+    if constexpr (requires { scorer_.score_of(lane, slot); }) {
+      return scorer_.score_of(lane, slot);
+    } else {
+      return kUnknown;
+    }
   }
 
  private:
+  static constexpr float kUnknown = -std::numeric_limits<float>::infinity();
+
   // The newest tokens are the ones that may be missing.
   [[nodiscard]] static std::size_t num_known(std::span<const float> counts) noexcept {
     std::size_t known = counts.size();
@@ -122,7 +167,7 @@ class ScoresOverSteps {
     return known;
   }
   [[nodiscard]] float aggregate(float before, float sample, float count) const noexcept {
-    switch (rule_) {
+    switch (*rule_) {
       case TemporalRule::kSingle:
         return sample;
       case TemporalRule::kFrozen:
@@ -138,7 +183,7 @@ class ScoresOverSteps {
   }
 
   Scorer scorer_;
-  TemporalRule rule_;
+  std::optional<TemporalRule> rule_;
   float decay_;
   SlotArray scores_;            // and, second, how many samples they are made of
   std::vector<float> samples_;  // memory that is kept between calls
