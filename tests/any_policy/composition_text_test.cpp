@@ -157,7 +157,7 @@ KeepMask cut_prompt(AnyPolicy policy) {
   policy.append(40);
   std::vector<float> queries(4 * 8 * 4);
   for (float& x : queries)
-    x = random.normal();
+    x = static_cast<float>(random.bits() >> 40U) * 0x1p-23F - 1.0F;
   for (std::size_t layer = 0; layer < 2; ++layer) {
     if (policy.wants_attention(layer))
       policy.observe_queries(layer, {queries.data(), 4, 8, 8 * 4, 4}, cache.view());
@@ -169,14 +169,15 @@ KeepMask cut_prompt(AnyPolicy policy) {
 
 // Each part that has a policy of its own makes the same of the same base.
 TEST(CompositionText, PartsAreThePoliciesThatAreMadeOfThem) {
-  const std::string snapkv = "snapkv(budget=16,observation_window=8,pool=average,kernel_size=5)";
+  const std::string snapkv = "snapkv(budget=16,observation_window=8)";
   EXPECT_EQ(cut_prompt(make(snapkv + " + pyramid(beta=4)")),
             cut_prompt(make("pyramidkv(budget=16,observation_window=8,beta=4)")));
   EXPECT_EQ(cut_prompt(make(snapkv + " + layer_budgets(tokens=10:22)")),
             cut_prompt(make("evolkv(budget=16,observation_window=8,layer_budgets=10:22)")));
-  EXPECT_EQ(cut_prompt(make("snapkv(budget=16,observation_window=8,pool=max,kernel_size=7) + "
-                            "head_scores(scores=1:2:3:4)")),
-            cut_prompt(make("headkv(budget=16,observation_window=8,head_scores=1:2:3:4)")));
+  EXPECT_EQ(
+      cut_prompt(make("snapkv(budget=16,observation_window=8,pooling=max,pool_kernel_size=7) + "
+                      "head_scores(scores=1:2:3:4)")),
+      cut_prompt(make("headkv(budget=16,observation_window=8,head_scores=1:2:3:4)")));
   EXPECT_EQ(cut_prompt(make(snapkv + " + twins(similarity=.5,distance=1,recent_window=4)")),
             cut_prompt(make("twinkvsnapkv(budget=16,observation_window=8,twin_similarity=.5,"
                             "twin_distance=1,twin_recent=4)")));
@@ -192,7 +193,7 @@ TEST(CompositionText, CriticalIsASecondStageOverAnySelection) {
   std::vector<float> weight(2 * 16 * 8);
   Random random(5);
   for (float& x : weight)
-    x = random.normal();
+    x = static_cast<float>(random.bits() >> 40U) * 0x1p-23F - 1.0F;
   auto projection = std::make_shared<OutputProjection>(kShape, 8, std::nullopt, true);
   for (std::size_t layer = 0; layer < 2; ++layer)
     projection->set_layer(layer, weight.data() + layer * 16 * 8);

@@ -149,5 +149,66 @@ TEST(TopK, EqualsTheDefinition) {
   }
 }
 
+void expect_definition(std::vector<Lane> lanes, std::size_t quota) {
+  std::vector<Lane> expected = lanes;
+  const auto order = by_preference(lanes);
+  for (std::size_t i = 0; i < std::min(quota, order.size()); ++i)
+    Lane::set(expected[order[i].first].keep, order[i].second);
+  select(lanes, quota);
+  for (std::size_t l = 0; l < lanes.size(); ++l)
+    ASSERT_EQ(lanes[l].keep, expected[l].keep) << "quota " << quota << " lane " << l;
+}
+
+// The threshold is guessed from a sample of long lanes: whatever the sample sees, the choice is the
+// same.
+TEST(TopK, ASampleThatMisleadsCostsAPassAndNothingElse) {
+  kvevict_test::Random random(11);
+  enum class Kind {
+    kSmooth,
+    kSampledHigh,
+    kSampledLow,
+    kFewValues,
+    kEqual,
+    kHalfNaN,
+    kOneWordOf64
+  };
+  for (const Kind kind : {Kind::kSmooth, Kind::kSampledHigh, Kind::kSampledLow, Kind::kFewValues,
+                          Kind::kEqual, Kind::kHalfNaN, Kind::kOneWordOf64}) {
+    std::vector<Lane> lanes;
+    for (std::size_t l = 0; l < 3; ++l) {
+      std::vector<float> scores(20'000 + 37 * l);
+      for (std::size_t slot = 0; slot < scores.size(); ++slot) {
+        const bool sampled = slot / 64 % 2 == 0;  // a word in two: every stride meets some
+        float& score = scores[slot];
+        score = static_cast<float>(random.bits() >> 40U) * 0x1p-23F - 1.0F;
+        if (kind == Kind::kSampledHigh || kind == Kind::kSampledLow)
+          score = (sampled == (kind == Kind::kSampledHigh) ? 1e6F : -1e6F) + score;
+        if (kind == Kind::kFewValues)
+          score = random.eighths();
+        if (kind == Kind::kEqual)
+          score = 1;
+        if (kind == Kind::kHalfNaN && slot % 2 == 0)
+          score = kNaN;
+      }
+      Lane lane(std::move(scores));
+      for (std::size_t w = 0; kind == Kind::kOneWordOf64 && w < lane.candidates.size(); ++w)
+        lane.candidates[w] = w % 64 == 5 ? lane.candidates[w] : 0;
+      lanes.push_back(std::move(lane));
+    }
+    for (const std::size_t quota : {1U, 2U, 100U, 5'999U, 30'000U, 59'000U, 60'100U})
+      expect_definition(lanes, quota);
+  }
+}
+
+// Scores that fall from slot to slot are what a decode-time cache looks like, and a sample of one
+// slot in a word sees them evenly.
+TEST(TopK, SortedScores) {
+  std::vector<float> falling(50'000);
+  for (std::size_t slot = 0; slot < falling.size(); ++slot)
+    falling[slot] = 1.0F / static_cast<float>(slot + 1);
+  for (const std::size_t quota : {7U, 5'000U, 49'990U})
+    expect_definition({Lane(falling)}, quota);
+}
+
 }  // namespace
 }  // namespace kvevict

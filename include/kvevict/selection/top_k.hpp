@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <span>
 
@@ -31,54 +32,105 @@ void for_each_score_word(const ScoredLane& lane, Visit&& visit) {
   }
 }
 
-// The largest key of which at least `quota` >= 1 candidates are equal or larger, found digit by
-// digit: three histograms instead of a sort. `ties` becomes how many of that key are wanted.
-inline std::uint32_t threshold_key(std::span<const ScoredLane> lanes, std::size_t quota,
-                                   const kernels::KernelSet& kernel, std::size_t& ties) noexcept {
-  struct Digit {
-    unsigned shift;
-    unsigned bits;
+/// Order keys from `lowest` to `highest`, both included.
+struct KeyRange {
+  std::uint32_t lowest = 0;
+  std::uint32_t highest = std::numeric_limits<std::uint32_t>::max();
+};
+
+/// Where the quota-th best of `num_candidates` most likely lies: four deviations around its place
+/// in a sample of candidates that are evenly spaced, one of each 64th to 2048th word. A wrong guess
+/// costs a pass and changes nothing.
+[[nodiscard]] inline KeyRange likely_range(std::span<const ScoredLane> lanes,
+                                           std::size_t num_candidates, std::size_t quota) noexcept {
+  constexpr std::size_t kMost = 4096;
+  std::size_t num_words = 0;
+  for (const ScoredLane& lane : lanes)
+    num_words += lane.candidates.size();
+  // A sample of a few says nothing, and many are sorted for longer than a pass takes.
+  const std::size_t wanted = std::min(num_candidates / 32, kMost);
+  if (wanted < 32)
+    return {};
+  const std::size_t stride = (num_words + wanted - 1) / wanted;
+  std::array<std::uint32_t, kMost> sample{};
+  std::size_t size = 0;
+  std::size_t until_next = 0;
+  for (const ScoredLane& lane : lanes) {
+    for (; until_next < lane.candidates.size() && size < kMost; until_next += stride) {
+      // From a bit on that changes from word to word: neighbours are alike.
+      const std::uint64_t bits = lane.candidates[until_next];
+      const std::uint64_t turned = std::rotr(bits, static_cast<int>(size * 29 % 64));
+      if (bits == 0)
+        continue;
+      const std::size_t bit = (static_cast<std::size_t>(std::countr_zero(turned)) + size * 29) % 64;
+      sample[size++] = kernels::order_key(lane.scores[until_next * 64 + bit]);
+    }
+    until_next -= std::min(until_next, lane.candidates.size());
+  }
+  if (size < 32)
+    return {};
+  const double share = static_cast<double>(quota) / static_cast<double>(num_candidates);
+  const double place = share * static_cast<double>(size);
+  const double margin = 4.0 * std::sqrt(place * (1.0 - share)) + 1.0;
+  const auto key_at = [&](double rank) {
+    const auto nth = sample.begin() + static_cast<std::ptrdiff_t>(rank);
+    std::nth_element(sample.begin(), nth, sample.begin() + static_cast<std::ptrdiff_t>(size),
+                     std::greater<>());
+    return *nth;
   };
-  constexpr std::array<Digit, 3> kDigits{{{21, 11}, {10, 11}, {0, 10}}};
-  std::uint32_t prefix = 0;
-  std::uint32_t prefix_mask = 0;
-  std::array<std::uint32_t, 64> keys{};
-  for (const Digit digit : kDigits) {
-    // Two histograms in turn: scores crowd in few bins, and a bin is slow to increment twice
-    // in a row.
-    std::array<std::array<std::uint64_t, 2048>, 2> histogram{};
-    const std::uint32_t digit_mask = (1U << digit.bits) - 1;
-    const auto count = [&](std::size_t which, std::uint32_t key) {
-      ++histogram[which][key >> digit.shift & digit_mask];
-    };
+  KeyRange range;
+  if (place - margin >= 0.0)
+    range.highest = key_at(place - margin);
+  if (place + margin < static_cast<double>(size))
+    range.lowest = key_at(place + margin);
+  return range;
+}
+
+/// Keys that the last ones that stay have, and how many of these stay.
+struct Threshold {
+  KeyRange range;
+  std::size_t num_inside = 0;  ///< candidates with such a key
+  std::size_t wanted = 0;      ///< of them; all above stay
+};
+
+/// Narrows the range down, 2048 bins in each pass, to one that holds at most `enough` candidates or
+/// one key.
+/// @param quota  in [1, candidates]
+[[nodiscard]] inline Threshold find_threshold(std::span<const ScoredLane> lanes, KeyRange range,
+                                              std::size_t quota, std::size_t enough,
+                                              const kernels::KernelSet& kernel) noexcept {
+  constexpr unsigned kBinBits = 11;
+  for (;;) {
+    const auto width = static_cast<unsigned>(std::bit_width(range.highest - range.lowest));
+    const unsigned shift = width > kBinBits ? width - kBinBits : 0;
+    std::array<std::uint64_t, std::size_t{1} << kBinBits> histogram{};
+    std::size_t above = 0;
     for (const ScoredLane& lane : lanes) {
       for_each_score_word(lane, [&](std::size_t, std::uint64_t bits, const float* scores,
                                     std::size_t n) {
-        if (prefix_mask != 0) {
-          bits &= kernel.compare_keys(scores, n, prefix, prefix | ~prefix_mask).inside;
-        } else if (bits == ~std::uint64_t{0}) {
-          kernel.order_keys(scores, n, keys.data());
-          for (std::size_t b = 0; b < 64; b += 2) {
-            count(0, keys[b]);
-            count(1, keys[b + 1]);
-          }
-          return;
-        }
-        for_each_bit({&bits, 1}, [&](std::size_t b) { count(0, kernels::order_key(scores[b])); });
+        const kernels::KeyBits found = kernel.compare_keys(scores, n, range.lowest, range.highest);
+        above += static_cast<std::size_t>(std::popcount(found.above & bits));
+        const std::uint64_t inside = found.inside & bits;
+        for_each_bit({&inside, 1}, [&](std::size_t b) {
+          ++histogram[(kernels::order_key(scores[b]) - range.lowest) >> shift];
+        });
       });
     }
-    std::uint32_t bin = digit_mask;
-    for (;; --bin) {
-      const std::uint64_t in_bin = histogram[0][bin] + histogram[1][bin];
-      if (in_bin >= quota)
-        break;
-      quota -= static_cast<std::size_t>(in_bin);
+    std::size_t bin = histogram.size();
+    std::size_t better = above;
+    while (bin > 0 && better < quota)
+      better += static_cast<std::size_t>(histogram[--bin]);
+    if (above >= quota || better < quota) {
+      range = {};  // the guess was wrong
+      continue;
     }
-    prefix |= bin << digit.shift;
-    prefix_mask |= digit_mask << digit.shift;
+    const auto num_inside = static_cast<std::size_t>(histogram[bin]);
+    const std::uint32_t lowest = range.lowest + (static_cast<std::uint32_t>(bin) << shift);
+    const std::uint32_t size = (std::uint32_t{1} << shift) - 1;
+    range = {lowest, lowest + std::min(size, range.highest - lowest)};
+    if (shift == 0 || num_inside <= enough)
+      return {range, num_inside, quota - (better - num_inside)};
   }
-  ties = quota;
-  return prefix;
 }
 
 /// Candidates whose score is NaN or infinite.
@@ -137,7 +189,8 @@ inline void drop_chosen(const ScoredLane& lane) noexcept {
 /// Marks the `quota` best candidates of all lanes together in their `keep` bits: exactly
 /// min(quota, candidates), whatever the ties (rule R2). The order is total: higher score, then
 /// earlier lane in `lanes`, then lower slot (rule R3); NaN comes last, +0 equals -0 (rule R4).
-/// O(candidates), no allocation.
+/// O(candidates), two passes over the scores where a sample says about where the threshold lies, at
+/// most five; no allocation.
 inline void select_top_k(std::span<const ScoredLane> lanes, std::size_t quota) noexcept {
   std::size_t num_candidates = 0;
   for (const ScoredLane& lane : lanes)
@@ -155,19 +208,47 @@ inline void select_top_k(std::span<const ScoredLane> lanes, std::size_t quota) n
   const kernels::KernelSet& kernel = kernels::best();
   if (quota + 1 == num_candidates)
     return detail::drop_worst(lanes, kernel);
-  std::size_t ties = 0;
-  const std::uint32_t threshold = detail::threshold_key(lanes, quota, kernel, ties);
-  for (const ScoredLane& lane : lanes) {
+  // Those at the threshold are sorted where they are few.
+  struct Rival {
+    std::uint32_t key;
+    std::size_t lane;
+    std::size_t slot;
+  };
+  constexpr std::size_t kMostRivals = 256;
+  const detail::Threshold threshold = detail::find_threshold(
+      lanes, detail::likely_range(lanes, num_candidates, quota), quota, kMostRivals, kernel);
+  const bool sorts = threshold.num_inside <= kMostRivals && threshold.wanted < threshold.num_inside;
+  std::array<Rival, kMostRivals> rivals{};
+  std::size_t num_rivals = 0;
+  std::size_t wanted = threshold.wanted;
+  for (std::size_t l = 0; l < lanes.size(); ++l) {
+    const ScoredLane& lane = lanes[l];
     detail::for_each_score_word(
         lane, [&](std::size_t w, std::uint64_t bits, const float* scores, std::size_t n) {
-          const kernels::KeyBits found = kernel.compare_keys(scores, n, threshold, threshold);
+          const kernels::KeyBits found =
+              kernel.compare_keys(scores, n, threshold.range.lowest, threshold.range.highest);
           lane.keep[w] |= found.above & bits;
-          for (std::uint64_t equal = found.inside & bits; equal != 0 && ties > 0;
-               equal &= equal - 1, --ties) {
-            lane.keep[w] |= equal & (~equal + 1);  // the lowest slot first
-          }
+          const std::uint64_t inside = found.inside & bits;
+          detail::for_each_bit({&inside, 1}, [&](std::size_t b) {
+            if (sorts) {
+              rivals[num_rivals++] = {kernels::order_key(scores[b]), l, w * 64 + b};
+            } else if (wanted > 0) {
+              detail::set_bit(lane.keep, w * 64 + b);  // the lowest slot first
+              --wanted;
+            }
+          });
         });
   }
+  if (!sorts)
+    return;
+  const std::span<Rival> all = std::span(rivals).first(num_rivals);
+  std::sort(all.begin(), all.end(), [](const Rival& a, const Rival& b) {
+    if (a.key != b.key)
+      return a.key > b.key;
+    return a.lane != b.lane ? a.lane < b.lane : a.slot < b.slot;
+  });
+  for (const Rival& rival : all.first(wanted))
+    detail::set_bit(lanes[rival.lane].keep, rival.slot);
 }
 
 KVEVICT_NAMESPACE_END
