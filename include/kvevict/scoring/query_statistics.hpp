@@ -82,14 +82,15 @@ class QueryStatistics {
           sums[i * dim + j] += factor * (static_cast<double>(query[j]) - mean[j]);
       }
     }
+    const double share = 1.0 / n;
     for (std::size_t c = 0; c < dim; ++c)
-      mean[c] += (static_cast<double>(query[c]) - mean[c]) / n;
+      mean[c] += (static_cast<double>(query[c]) - mean[c]) * share;
     double* lengths = lengths_.data() + h * num_bands();
     for (std::size_t band = 0; band < num_bands(); ++band) {
       const auto [c, d] = rotary_.channels(band);
-      lengths[band] += (std::hypot(static_cast<double>(query[c]), static_cast<double>(query[d])) -
-                        lengths[band]) /
-                       n;
+      const auto x = static_cast<double>(query[c]);  // squares of floats fit a double
+      const auto y = static_cast<double>(query[d]);
+      lengths[band] += (std::sqrt(x * x + y * y) - lengths[band]) * share;
     }
     return true;
   }
