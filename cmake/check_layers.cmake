@@ -31,7 +31,7 @@ set(same_rank_allowed "config>version" "element_type>config" "selection>allocati
                       "temporal>scoring" "make_policy>any_policy"
                       "composition_text>composition_parts" "make_policy>composition_parts" "make_policy>composition_text")
 
-set(kernel_headers_for_all kernels kernel_set half linalg)
+set(kernel_headers_for_all kernels kernel_set half linalg q8_0)
 set(headers_nowhere iostream ranges regex format cstdio)
 
 set(problems "")

@@ -54,6 +54,7 @@ set(KVEVICT_HEADERS
     include/kvevict/kernels/kernels.hpp
     include/kvevict/kernels/linalg.hpp
     include/kvevict/kernels/neon.hpp
+    include/kvevict/kernels/q8_0.hpp
     include/kvevict/kernels/scalar.hpp
     include/kvevict/kvevict.hpp
     include/kvevict/make_policy.hpp

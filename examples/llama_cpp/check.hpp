@@ -1,6 +1,7 @@
 #ifndef KVEVICT_EXAMPLES_LLAMA_CPP_CHECK_HPP_
 #define KVEVICT_EXAMPLES_LLAMA_CPP_CHECK_HPP_
 
+#include "kvevict/kernels/kernels.hpp"
 #include "llama_cpp/runtime.hpp"
 #include "lm/prose.hpp"
 #include "lm/table.hpp"
@@ -8,9 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <functional>
 #include <span>
 #include <string>
@@ -81,22 +80,7 @@ class Rebuild {
                    std::vector<float>& out) {
     out.resize(count * size);
     for (std::size_t slot = 0; slot < count; ++slot) {
-      float* row = out.data() + slot * size;
-      if (rows.load_row != nullptr) {
-        rows.load_row(rows.cache, rows.layer, rows.kv_head, slot, row);
-        continue;
-      }
-      for (std::size_t c = 0; c < size; ++c) {
-        const std::byte* element = rows.row(slot) + c * kvevict::element_size(rows.type);
-        std::uint16_t half = 0;
-        if (rows.type == kvevict::ElementType::kF32) {
-          std::memcpy(&row[c], element, sizeof(float));
-        } else {
-          std::memcpy(&half, element, sizeof(half));
-          row[c] = rows.type == kvevict::ElementType::kF16 ? kvevict::kernels::from_f16(half)
-                                                           : kvevict::kernels::from_bf16(half);
-        }
-      }
+      kvevict::kernels::best().widen(rows.row(slot), rows.type, size, out.data() + slot * size);
     }
   }
 

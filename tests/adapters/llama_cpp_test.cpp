@@ -630,10 +630,12 @@ TEST(LlamaCppCacheView, ReadsQuantisedRows) {
   const std::vector<std::int32_t> cells{2, 0};
   const llama_cpp::CacheView<Q8Cache> view(cache, cells);
   const Rows keys = view.lane(0, 1).keys;
+  ASSERT_EQ(keys.type, ElementType::kQ8_0);
+  EXPECT_TRUE(keys.row_is_contiguous());
   float row[32];
-  keys.load_row(keys.cache, keys.layer, keys.kv_head, 0, row);
+  kernels::best().widen(keys.row(0), keys.type, 32, row);
   EXPECT_EQ(row[31], 3.0F * 31.0F / 8.0F);
-  keys.load_row(keys.cache, keys.layer, keys.kv_head, 1, row);
+  kernels::best().widen(keys.row(1), keys.type, 32, row);
   EXPECT_EQ(row[31], 31.0F / 8.0F);
 }
 

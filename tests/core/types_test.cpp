@@ -14,10 +14,14 @@ TEST(Inputs, CoversMeansAllOfThem) {
   EXPECT_FALSE(covers(Inputs::kNothing, Inputs::kHiddenStates));
 }
 
-TEST(ElementType, SizeInBytes) {
-  EXPECT_EQ(element_size(ElementType::kF32), 4U);
-  EXPECT_EQ(element_size(ElementType::kF16), 2U);
-  EXPECT_EQ(element_size(ElementType::kBF16), 2U);
+TEST(ElementType, RowsInBytes) {
+  EXPECT_EQ(row_bytes(ElementType::kF32, 3), 12U);
+  EXPECT_EQ(row_bytes(ElementType::kF16, 3), 6U);
+  EXPECT_EQ(row_bytes(ElementType::kBF16, 3), 6U);
+  // Blocks of 32 bytes and a scale of two.
+  EXPECT_EQ(row_bytes(ElementType::kQ8_0, 96), 3U * 34U);
+  EXPECT_EQ(block_len(ElementType::kQ8_0), 32U);
+  EXPECT_EQ(block_len(ElementType::kBF16), 1U);
 }
 
 }  // namespace

@@ -106,6 +106,25 @@ inline void storeu_ps(void* to, const F32x16& x) {
   const auto lanes = std::bit_cast<std::array<std::uint16_t, 16>>(x);
   return make(I32x16{}, mask, [&](std::size_t i) { return std::uint32_t{lanes[i]}; });
 }
+[[nodiscard]] inline __m128i maskz_loadu_epi8(std::uint32_t mask, const void* from) {
+  std::array<std::uint8_t, 16> lanes{};
+  for (std::size_t i = 0; i < 16; ++i) {
+    if (in(mask, i))
+      std::memcpy(&lanes[i], static_cast<const std::byte*>(from) + i, 1);
+  }
+  return std::bit_cast<__m128i>(lanes);
+}
+// Lanes are signed.
+[[nodiscard]] inline I32x16 maskz_cvtepi8_epi32(std::uint32_t mask, __m128i x) {
+  const auto lanes = std::bit_cast<std::array<std::int8_t, 16>>(x);
+  return make(I32x16{}, mask,
+              [&](std::size_t i) { return static_cast<std::uint32_t>(std::int32_t{lanes[i]}); });
+}
+[[nodiscard]] inline F32x16 maskz_cvtepi32_ps(std::uint32_t mask, const I32x16& x) {
+  return make(F32x16{}, mask, [&](std::size_t i) {
+    return static_cast<float>(static_cast<std::int32_t>(x.lanes[i]));
+  });
+}
 [[nodiscard]] inline I32x16 maskz_slli_epi32(std::uint32_t mask, const I32x16& x, unsigned bits) {
   return make(I32x16{}, mask, [&](std::size_t i) { return x.lanes[i] << bits; });
 }
@@ -150,6 +169,9 @@ template <class R>
 [[nodiscard]] inline F32x16 mask_sub_ps(const F32x16& rest, std::uint32_t mask, const F32x16& a,
                                         const F32x16& b) {
   return blend(rest, mask, sub_ps(a, b));
+}
+[[nodiscard]] inline F32x16 maskz_mul_ps(std::uint32_t mask, const F32x16& a, const F32x16& b) {
+  return blend(F32x16{}, mask, mul_ps(a, b));
 }
 [[nodiscard]] inline F32x16 mask_max_ps(const F32x16& rest, std::uint32_t mask, const F32x16& a,
                                         const F32x16& b) {
@@ -306,6 +328,8 @@ template <class R>
 #undef _mm512_mask_mov_ps
 #undef _mm512_mask_storeu_ps
 #undef _mm512_mask_sub_ps
+#undef _mm512_maskz_cvtepi32_ps
+#undef _mm512_maskz_cvtepi8_epi32
 #undef _mm512_maskz_cvtepu16_epi32
 #undef _mm512_maskz_cvtpd_ps
 #undef _mm512_maskz_cvtph_ps
@@ -317,6 +341,7 @@ template <class R>
 #undef _mm512_maskz_max_ps
 #undef _mm512_maskz_min_ps
 #undef _mm512_maskz_mov_ps
+#undef _mm512_maskz_mul_ps
 #undef _mm512_maskz_roundscale_ps
 #undef _mm512_maskz_scalef_ps
 #undef _mm512_maskz_slli_epi32
@@ -332,6 +357,7 @@ template <class R>
 #undef _mm512_sub_pd
 #undef _mm512_sub_ps
 #undef _mm256_maskz_loadu_epi16
+#undef _mm_maskz_loadu_epi8
 
 #define __m512 emulated::F32x16
 #define __m512d emulated::F64x8
@@ -354,6 +380,8 @@ template <class R>
 #define _mm512_mask_mov_ps emulated::mask_mov_ps
 #define _mm512_mask_storeu_ps emulated::mask_storeu_ps
 #define _mm512_mask_sub_ps emulated::mask_sub_ps
+#define _mm512_maskz_cvtepi32_ps emulated::maskz_cvtepi32_ps
+#define _mm512_maskz_cvtepi8_epi32 emulated::maskz_cvtepi8_epi32
 #define _mm512_maskz_cvtepu16_epi32 emulated::maskz_cvtepu16_epi32
 #define _mm512_maskz_cvtpd_ps emulated::maskz_cvtpd_ps
 #define _mm512_maskz_cvtph_ps emulated::maskz_cvtph_ps
@@ -365,6 +393,7 @@ template <class R>
 #define _mm512_maskz_max_ps emulated::maskz_max_ps
 #define _mm512_maskz_min_ps emulated::maskz_min_ps
 #define _mm512_maskz_mov_ps emulated::maskz_mov_ps
+#define _mm512_maskz_mul_ps emulated::maskz_mul_ps
 #define _mm512_maskz_roundscale_ps emulated::maskz_roundscale_ps
 #define _mm512_maskz_scalef_ps emulated::maskz_scalef_ps
 #define _mm512_maskz_slli_epi32 emulated::maskz_slli_epi32
@@ -380,6 +409,7 @@ template <class R>
 #define _mm512_sub_pd emulated::sub_pd
 #define _mm512_sub_ps emulated::sub_ps
 #define _mm256_maskz_loadu_epi16 emulated::maskz_loadu_epi16
+#define _mm_maskz_loadu_epi8 emulated::maskz_loadu_epi8
 
 #undef KVEVICT_TARGET
 #define KVEVICT_TARGET(isa) KVEVICT_TEST_AVX2

@@ -8,6 +8,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <string>
@@ -92,14 +94,18 @@ struct StoredRows {
   std::vector<std::vector<float>> values;  // what the rows hold, after rounding to the type
 
   StoredRows(std::size_t num_rows, std::size_t dim, ElementType type, Values kind, unsigned seed) {
-    const std::size_t element = element_size(type);
-    const std::size_t stride = dim * element + 6;
+    const std::size_t stride = row_bytes(type, dim) + 6;
     bytes.resize(num_rows * stride + 2);
     for (std::size_t r = 0; r < num_rows; ++r) {
       values.push_back(make(dim, kind, seed + static_cast<unsigned>(r)));
       for (std::size_t c = 0; c < dim; ++c) {
         float& value = values[r][c];
-        unsigned char* at = bytes.data() + 2 + r * stride + c * element;
+        unsigned char* at = bytes.data() + 2 + r * stride + row_bytes(type, c);
+        if (type == ElementType::kQ8_0) {
+          if (c % 32 == 0)
+            write_block(&value, at);
+          continue;
+        }
         if (type == ElementType::kF32) {
           std::memcpy(at, &value, 4);
           continue;
@@ -111,6 +117,23 @@ struct StoredRows {
       }
     }
     block = {bytes.data() + 2, static_cast<std::ptrdiff_t>(stride), num_rows, dim, type};
+  }
+
+ private:
+  // 32 values as ggml writes them; what is not finite takes the scale along.
+  static void write_block(float* from, unsigned char* to) {
+    float largest = 0.0F;
+    for (std::size_t i = 0; i < 32; ++i)
+      largest = std::isfinite(from[i]) ? std::max(largest, std::abs(from[i])) : kNan;
+    const std::uint16_t half = kernels::to_f16(largest / 127.0F);
+    const float scale = kernels::from_f16(half);
+    std::memcpy(to, &half, 2);
+    for (std::size_t i = 0; i < 32; ++i) {
+      const float multiple = scale > 0.0F ? std::round(from[i] / scale) : 0.0F;
+      const auto byte = static_cast<signed char>(std::clamp(multiple, -127.0F, 127.0F));
+      std::memcpy(to + 2 + i, &byte, 1);
+      from[i] = scale * static_cast<float>(byte);
+    }
   }
 };
 
@@ -142,7 +165,14 @@ std::vector<Isa> available() {
 }
 INSTANTIATE_TEST_SUITE_P(Every, Kernels, ::testing::ValuesIn(available()), isa_name);
 
-constexpr ElementType kTypes[] = {ElementType::kF32, ElementType::kF16, ElementType::kBF16};
+constexpr ElementType kTypes[] = {ElementType::kF32, ElementType::kF16, ElementType::kBF16,
+                                  ElementType::kQ8_0};
+
+/// Those of `dims` that a row of `type` may have.
+std::vector<std::size_t> dims_of(ElementType type, std::vector<std::size_t> dims = kDims) {
+  std::erase_if(dims, [=](std::size_t dim) { return dim % block_len(type) != 0; });
+  return dims;
+}
 
 TEST_P(Kernels, SetSaysWhichItIs) {
   EXPECT_EQ(set().isa, GetParam());
@@ -150,7 +180,7 @@ TEST_P(Kernels, SetSaysWhichItIs) {
 
 TEST_P(Kernels, RowDotsMatchDoubleForEveryDimTypeAndCount) {
   for (const ElementType type : kTypes) {
-    for (const std::size_t dim : kDims) {
+    for (const std::size_t dim : dims_of(type)) {
       for (const std::size_t num_rows : {1U, 4U, 7U}) {
         for (const std::size_t num_queries : {1U, 4U, 6U}) {
           const StoredRows rows(num_rows, dim, type, Values::kUniform, 7);
@@ -181,10 +211,122 @@ TEST_P(Kernels, RowDotsMatchDoubleForEveryDimTypeAndCount) {
   }
 }
 
+// Blocks of 32 as they may come, against the same values as floats: the same bits in every kernel,
+// since a scale times a byte is exact. Scales: 0, the smallest and largest binary16, and their
+// neighbours; bytes: all of them, -128 too.
+TEST_P(Kernels, BlocksOfQ8GiveTheBitsOfTheirValues) {
+  constexpr std::uint16_t kScales[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x0400,
+                                       0x2E66, 0x3C00, 0xBC00, 0x7BFF, 0xFBFF};
+  for (const std::size_t dim : {32U, 64U, 96U, 128U, 256U, 544U, 608U}) {
+    for (const std::size_t num_rows : {1U, 3U, 8U, 11U, 21U}) {
+      const std::size_t stride = dim / 32 * 34 + 3;  // rows at odd addresses
+      std::vector<unsigned char> bytes(1 + num_rows * stride, 0xFF);
+      std::vector<float> floats(num_rows * dim);
+      std::mt19937 random(static_cast<unsigned>(dim + num_rows));
+      for (std::size_t i = 0; i < num_rows * dim; ++i) {
+        unsigned char* block = bytes.data() + 1 + i / dim * stride + i % dim / 32 * 34;
+        if (i % 32 == 0) {
+          const std::uint16_t scale = kScales[random() % std::size(kScales)];
+          std::memcpy(block, &scale, 2);
+        }
+        const auto byte = static_cast<signed char>(i % 32 == 7 ? -128 : int(random() % 256) - 128);
+        std::memcpy(block + 2 + i % 32, &byte, 1);
+        std::uint16_t scale = 0;
+        std::memcpy(&scale, block, 2);
+        floats[i] = kernels::from_f16(scale) * static_cast<float>(byte);
+      }
+      const RowBlock blocks{bytes.data() + 1, static_cast<std::ptrdiff_t>(stride), num_rows, dim,
+                            ElementType::kQ8_0};
+      const RowBlock plain{floats.data(), static_cast<std::ptrdiff_t>(4 * dim), num_rows, dim,
+                           ElementType::kF32};
+      const auto expect_same = [&](std::size_t n, auto&& kernel) {
+        std::vector<float> expected(n + 1, kGuard);
+        std::vector<float> out(n + 1, kGuard);
+        kernel(plain, expected.data());
+        kernel(blocks, out.data());
+        EXPECT_EQ(std::memcmp(out.data(), expected.data(), 4 * (n + 1)), 0)
+            << "dim " << dim << " rows " << num_rows;
+      };
+      for (std::size_t r = 0; r < num_rows; ++r) {
+        std::vector<float> wide(dim);
+        set().widen(bytes.data() + 1 + r * stride, ElementType::kQ8_0, dim, wide.data());
+        EXPECT_EQ(std::memcmp(wide.data(), floats.data() + r * dim, 4 * dim), 0);
+      }
+      for (const std::size_t num_queries : {1U, 2U, 3U, 5U, 8U}) {
+        const std::vector<float> queries = make(num_queries * dim, Values::kUniform, 71);
+        expect_same(num_queries * num_rows, [&](const RowBlock& rows, float* out) {
+          set().row_dots(queries.data(), num_queries, static_cast<std::ptrdiff_t>(dim), rows, out,
+                         static_cast<std::ptrdiff_t>(num_rows));
+        });
+      }
+      expect_same(num_rows, [&](const RowBlock& rows, float* out) { set().row_norms(rows, out); });
+      expect_same(num_rows,
+                  [&](const RowBlock& rows, float* out) { set().row_variances(rows, out); });
+      const std::vector<float> factor = make(dim * dim, Values::kUniform, 73);
+      expect_same(num_rows, [&](const RowBlock& rows, float* out) {
+        set().projected_norms(factor.data(), rows, out);
+      });
+      for (const bool interleaved : {false, true}) {
+        expect_same(num_rows * dim / 2, [&](const RowBlock& rows, float* out) {
+          set().band_lengths(rows, interleaved, out);
+        });
+      }
+    }
+  }
+}
+
+// An infinite scale makes NaN of a byte of 0, and NaN of all; the blocks beside it are not touched.
+TEST_P(Kernels, ScalesOfQ8ThatAreNotFiniteStayInTheirBlock) {
+  for (const std::uint16_t scale : std::initializer_list<std::uint16_t>{0x7C00, 0xFC00, 0x7E00}) {
+    std::vector<unsigned char> row(3 * 34, 0);
+    for (std::size_t i = 0; i < 32; ++i) {
+      row[2 + i] = row[70 + i] = 1;
+      row[36 + i] = static_cast<unsigned char>(i);
+    }
+    const std::uint16_t one = 0x3C00;
+    std::memcpy(row.data(), &one, 2);
+    std::memcpy(row.data() + 34, &scale, 2);
+    std::memcpy(row.data() + 68, &one, 2);
+    std::vector<float> wide(96);
+    set().widen(row.data(), ElementType::kQ8_0, 96, wide.data());
+    for (std::size_t i = 0; i < 32; ++i) {
+      EXPECT_EQ(wide[i], 1.0F);
+      EXPECT_EQ(wide[64 + i], 1.0F);
+      if (i == 0 || scale == 0x7E00) {
+        EXPECT_TRUE(std::isnan(wide[32 + i]));
+      } else {
+        EXPECT_EQ(wide[32 + i], scale == 0x7C00 ? kInf : -kInf);
+      }
+    }
+    float norm = 0.0F;
+    set().row_norms({row.data(), 0, 1, 96, ElementType::kQ8_0}, &norm);
+    EXPECT_TRUE(std::isnan(norm));
+    set().row_norms({row.data() + 68, 0, 1, 32, ElementType::kQ8_0}, &norm);
+    EXPECT_EQ(norm, std::sqrt(32.0F));
+  }
+}
+
+// A row's beginning may be widened too, whatever its length, and nothing behind it is read.
+TEST_P(Kernels, TheBeginningOfARowOfQ8IsWidened) {
+  const std::uint16_t half = 0x3800;
+  for (std::size_t n = 0; n <= 70; ++n) {
+    const std::size_t size = n / 32 * 34 + (n % 32 == 0 ? 0 : 2 + n % 32);
+    std::vector<unsigned char> row(size);  // a sanitizer sees what lies behind
+    for (std::size_t i = 0; i < n; ++i) {
+      std::memcpy(row.data() + i / 32 * 34, &half, 2);
+      row[i / 32 * 34 + 2 + i % 32] = static_cast<unsigned char>(i);
+    }
+    std::vector<float> out(n + 8, kGuard);
+    set().widen(row.data(), ElementType::kQ8_0, n, out.data());
+    for (std::size_t i = 0; i < n + 8; ++i)
+      EXPECT_EQ(out[i], i < n ? static_cast<float>(i) / 2.0F : kGuard);
+  }
+}
+
 // The view's layout must not change a mask, so a row's product may depend on the row alone.
 TEST_P(Kernels, RowDotsOfARowDoNotDependOnNeighboursTypeOrQueries) {
   for (const std::size_t dim : kDims) {
-    // Values that all three types hold exactly.
+    // Values that floats and both halves hold exactly.
     std::vector<float> row(dim);
     for (std::size_t c = 0; c < dim; ++c)
       row[c] = static_cast<float>(c % 13) / 8.0F - 0.75F;
@@ -192,7 +334,7 @@ TEST_P(Kernels, RowDotsOfARowDoNotDependOnNeighboursTypeOrQueries) {
     float alone = 0;
     set().row_dots(queries.data() + 4 * dim, 1, static_cast<std::ptrdiff_t>(dim),
                    {row.data(), 0, 1, dim, ElementType::kF32}, &alone, 1);
-    for (const ElementType type : kTypes) {
+    for (const ElementType type : {ElementType::kF32, ElementType::kF16, ElementType::kBF16}) {
       std::vector<std::uint16_t> halves(dim);
       for (std::size_t c = 0; c < dim; ++c) {
         halves[c] = type == ElementType::kF16 ? kernels::to_f16(row[c]) : kernels::to_bf16(row[c]);
@@ -210,7 +352,7 @@ TEST_P(Kernels, RowDotsOfARowDoNotDependOnNeighboursTypeOrQueries) {
 
 TEST_P(Kernels, WidenIsExactAndWritesNothingBehind) {
   for (const ElementType type : kTypes) {
-    for (const std::size_t n : lengths()) {
+    for (const std::size_t n : dims_of(type, lengths())) {
       const StoredRows rows(1, n, type, Values::kSpecial, 5);
       std::vector<float> out(n + 8, kGuard);
       set().widen(rows.block.data, type, n, out.data());
@@ -266,7 +408,7 @@ TEST_P(Kernels, SubnormalHalvesCount) {
 
 TEST_P(Kernels, RowNormsAndVariancesMatchDouble) {
   for (const ElementType type : kTypes) {
-    for (const std::size_t dim : kDims) {
+    for (const std::size_t dim : dims_of(type)) {
       for (const Values kind : {Values::kUniform, Values::kHeavyTail, Values::kConstant}) {
         const StoredRows rows(5, dim, type, kind, 23);
         std::vector<float> norms(6, kGuard);
@@ -299,7 +441,7 @@ TEST_P(Kernels, RowNormsAndVariancesMatchDouble) {
 
 TEST_P(Kernels, BandLengthsMatchDoubleInBothPairings) {
   for (const ElementType type : kTypes) {
-    for (const std::size_t dim : {2U, 6U, 14U, 16U, 18U, 32U, 34U, 64U, 96U, 128U, 130U, 256U}) {
+    for (const std::size_t dim : dims_of(type, {2, 6, 14, 16, 18, 32, 34, 64, 96, 128, 130, 256})) {
       const StoredRows rows(5, dim, type, Values::kHeavyTail, 29);
       for (const bool interleaved : {false, true}) {
         std::vector<float> lengths(5 * dim / 2 + 1, kGuard);
@@ -349,7 +491,7 @@ TEST_P(Kernels, HalfPrecisionRowsDoNotOverflow) {
 
 TEST_P(Kernels, ProjectedNormsMatchDouble) {
   for (const ElementType type : kTypes) {
-    for (const std::size_t dim : kDims) {
+    for (const std::size_t dim : dims_of(type)) {
       const StoredRows rows(11, dim, type, Values::kUniform, 31);
       std::vector<float> factor = make(dim * dim, Values::kUniform, 37);
       for (std::size_t row = 0; row < dim; ++row) {

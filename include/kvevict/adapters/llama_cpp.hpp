@@ -11,14 +11,13 @@
 #include "kvevict/core/slot_bits.hpp"
 #include "kvevict/core/step_inputs.hpp"
 #include "kvevict/core/types.hpp"
-#include "kvevict/kernels/half.hpp"
+#include "kvevict/element_type.hpp"
 #include "kvevict/selection/projection.hpp"
 
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <exception>
 #include <limits>
 #include <optional>
@@ -256,55 +255,23 @@ class CacheView {
   [[nodiscard]] const CacheShape& shape() const noexcept { return engine_->shape(); }
   [[nodiscard]] Lane lane(std::size_t layer, std::size_t kv_head) const noexcept {
     const AttentionNode& node = engine_->layer(layer);
-    return {cells_.size(),
-            rows(node.keys, layer, kv_head, load_q8_0<true>),
-            rows(node.values, layer, kv_head, load_q8_0<false>),
-            {}};
+    return {cells_.size(), rows(node.keys, kv_head), rows(node.values, kv_head), {}};
   }
 
  private:
-  using Load = void (*)(const void*, std::size_t, std::size_t, std::size_t, float*) noexcept;
-
-  [[nodiscard]] Rows rows(const LayerRows& stored, std::size_t layer, std::size_t kv_head,
-                          Load load) const noexcept {
+  [[nodiscard]] Rows rows(const LayerRows& stored, std::size_t kv_head) const noexcept {
     Rows rows;
-    if (stored.storage == Storage::kQ8_0) {
-      rows.load_row = load;
-      rows.cache = this;
-      rows.layer = layer;
-      rows.kv_head = kv_head;
-      return rows;
-    }
-    rows.type = stored.storage == Storage::kF32   ? ElementType::kF32
-                : stored.storage == Storage::kF16 ? ElementType::kF16
-                                                  : ElementType::kBF16;
+    rows.type = stored.storage == Storage::kF32    ? ElementType::kF32
+                : stored.storage == Storage::kF16  ? ElementType::kF16
+                : stored.storage == Storage::kBF16 ? ElementType::kBF16
+                                                   : ElementType::kQ8_0;
     rows.data = stored.data + kv_head * stored.head_stride;
     rows.slot_stride_bytes = static_cast<std::ptrdiff_t>(stored.cell_stride);
-    rows.dim_stride_bytes = static_cast<std::ptrdiff_t>(element_size(rows.type));
+    rows.dim_stride_bytes = static_cast<std::ptrdiff_t>(row_bytes(rows.type, 1));
     rows.page_table = cells_.data();
     rows.page_size = 1;
     rows.page_stride_bytes = static_cast<std::ptrdiff_t>(stored.cell_stride);
     return rows;
-  }
-
-  template <bool kIsKey>
-  static void load_q8_0(const void* cache, std::size_t layer, std::size_t kv_head, std::size_t slot,
-                        float* row) noexcept {
-    constexpr std::size_t kBlock = 32;
-    const auto& view = *static_cast<const CacheView*>(cache);
-    const AttentionNode& node = view.engine_->layer(layer);
-    const LayerRows& stored = kIsKey ? node.keys : node.values;
-    const std::size_t size = kIsKey ? node.shape.head_dim : node.shape.value_size();
-    const std::byte* block = stored.data +
-                             static_cast<std::size_t>(view.cells_[slot]) * stored.cell_stride +
-                             kv_head * stored.head_stride;
-    for (std::size_t first = 0; first < size; first += kBlock, block += 2 + kBlock) {
-      std::uint16_t half = 0;
-      std::memcpy(&half, block, sizeof(half));
-      const float scale = kernels::from_f16(half);
-      for (std::size_t i = 0; i < std::min(kBlock, size - first); ++i)
-        row[first + i] = scale * static_cast<float>(std::to_integer<std::int8_t>(block[2 + i]));
-    }
   }
 
   const E* engine_;

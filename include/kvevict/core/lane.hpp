@@ -2,13 +2,16 @@
 #define KVEVICT_CORE_LANE_HPP_
 
 #include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/types.hpp"
+#include "kvevict/element_type.hpp"
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -17,13 +20,14 @@ KVEVICT_NAMESPACE_BEGIN
 /// Slot s lies at data + page * page_stride_bytes + (s % page_size) * slot_stride_bytes with
 /// page = page_table[s / page_size]; without a table everything is one page. Page size 1 makes
 /// the table a token-to-slot map. Element c of a row lies dim_stride_bytes * c further on, so V
-/// may be stored transposed. Rows that no stride describes (quantised blocks, packed tiles) are
+/// may be stored transposed; blocks of several elements (q8_0) always lie side by side, and there
+/// dim_stride_bytes is 0. Rows that no stride describes (other quantised blocks, packed tiles) are
 /// read through `load_row`, which then takes the place of all of this.
 template <class Byte>
 struct BasicRows {
   Byte* data = nullptr;
   std::ptrdiff_t slot_stride_bytes = 0;
-  std::ptrdiff_t dim_stride_bytes = 0;  ///< element_size(type) where a row is contiguous
+  std::ptrdiff_t dim_stride_bytes = 0;  ///< row_bytes(type, 1) where a row is contiguous
   ElementType type = ElementType::kF32;
 
   const std::int32_t* page_table = nullptr;  ///< [ceil(seq_len / page_size)]
@@ -47,7 +51,7 @@ struct BasicRows {
     return load_row == nullptr || move_row != nullptr;
   }
   [[nodiscard]] constexpr bool row_is_contiguous() const noexcept {
-    return dim_stride_bytes == static_cast<std::ptrdiff_t>(element_size(type));
+    return dim_stride_bytes == static_cast<std::ptrdiff_t>(row_bytes(type, 1));
   }
   /// Address of element 0 of row `slot`; only where load_row is null.
   [[nodiscard]] constexpr Byte* row(std::size_t slot) const noexcept {
@@ -86,6 +90,26 @@ struct BasicLane {
 
 using Lane = BasicLane<const std::byte>;
 using MutableLane = BasicLane<std::byte>;
+
+namespace detail {
+
+/// Throws InvalidArgument, naming `where`, unless the rows of a lane can be stored as they say.
+template <class Byte>
+void check_element_types(const BasicLane<Byte>& lane, const CacheShape& shape,
+                         std::string_view where) {
+  const auto check = [&](const BasicRows<Byte>& rows, std::string_view field, std::size_t dim) {
+    if (rows.load_row != nullptr || block_len(rows.type) == 1)
+      return;
+    require(dim % block_len(rows.type) == 0, where, field, dim,
+            "must be a multiple of 32 where rows are q8_0");
+    require(rows.dim_stride_bytes == 0, where, "dim_stride_bytes", rows.dim_stride_bytes,
+            "must be 0 where rows are q8_0, which cannot be transposed");
+  };
+  check(lane.keys, "head_dim", shape.head_dim);
+  check(lane.values, "value_dim", shape.value_size());
+}
+
+}  // namespace detail
 
 /// A cache that a policy can look at. Lengths may differ between lanes.
 template <class View>

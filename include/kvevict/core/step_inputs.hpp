@@ -65,7 +65,9 @@ struct HiddenRows {
   std::ptrdiff_t row_stride_bytes = 0;  ///< 0: rows lie side by side
   ElementType type = ElementType::kF32;
 
-  [[nodiscard]] std::size_t row_bytes() const noexcept { return hidden_size * element_size(type); }
+  [[nodiscard]] std::size_t row_bytes() const noexcept {
+    return kvevict::row_bytes(type, hidden_size);
+  }
   [[nodiscard]] const std::byte* row(std::size_t r) const noexcept {
     const std::ptrdiff_t stride =
         row_stride_bytes != 0 ? row_stride_bytes : static_cast<std::ptrdiff_t>(row_bytes());

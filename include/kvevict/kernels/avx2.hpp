@@ -4,6 +4,7 @@
 #include "kvevict/config.hpp"
 #include "kvevict/element_type.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
+#include "kvevict/kernels/q8_0.hpp"
 #include "kvevict/kernels/scalar.hpp"
 
 #include <immintrin.h>
@@ -26,11 +27,17 @@ namespace kernels::avx2 {
 
 inline constexpr std::size_t kLanes = 8;
 
-/// Elements index .. index + 8 of a row as float.
+/// Elements index .. index + 8 of a row as float; `index` is a multiple of 8 where the type has
+/// blocks.
 template <ElementType kType>
 [[nodiscard]] KVEVICT_AVX2 inline __m256 load(const std::byte* row, std::size_t index) noexcept {
   if constexpr (kType == ElementType::kF32) {
     return _mm256_loadu_ps(reinterpret_cast<const float*>(row + 4 * index));
+  } else if constexpr (kType == ElementType::kQ8_0) {
+    const Q8_0Place place = q8_0_place(row, index);
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(place.bytes));
+    const __m256 scale = _mm256_cvtph_ps(_mm_set1_epi16(static_cast<std::int16_t>(place.scale)));
+    return _mm256_mul_ps(scale, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
   } else {
     const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + 2 * index));
     if constexpr (kType == ElementType::kF16) {
@@ -46,7 +53,7 @@ template <ElementType kType>
 [[nodiscard]] KVEVICT_AVX2 inline __m256 load_tail(const std::byte* row, std::size_t index,
                                                    std::size_t count) noexcept {
   alignas(32) std::array<std::byte, 32> buffer{};
-  std::memcpy(buffer.data(), row + element_size(kType) * index, element_size(kType) * count);
+  std::memcpy(buffer.data(), row + row_bytes(kType, index), row_bytes(kType, count));
   return load<kType>(buffer.data(), 0);
 }
 
@@ -54,8 +61,12 @@ template <ElementType kType>
 template <ElementType kType>
 [[nodiscard]] KVEVICT_AVX2 inline __m256 load_some(const std::byte* row, std::size_t index,
                                                    std::size_t dim) noexcept {
-  return index + kLanes <= dim ? load<kType>(row, index)
-                               : load_tail<kType>(row, index, dim - index);
+  if constexpr (block_len(kType) % kLanes == 0) {
+    return load<kType>(row, index);  // rows are whole blocks
+  } else {
+    return index + kLanes <= dim ? load<kType>(row, index)
+                                 : load_tail<kType>(row, index, dim - index);
+  }
 }
 [[nodiscard]] KVEVICT_AVX2 inline __m256 load_some(const float* x, std::size_t index,
                                                    std::size_t n) noexcept {
@@ -177,10 +188,10 @@ KVEVICT_AVX2 inline void dot_rows(const float* query, const std::byte* rows,
 [[gnu::always_inline]] KVEVICT_AVX2 inline void prefetch_rows(const RowBlock& rows,
                                                               std::size_t first,
                                                               std::size_t last) noexcept {
-  const std::size_t row_bytes = rows.dim * element_size(rows.type);
+  const std::size_t num_bytes = row_bytes(rows.type, rows.dim);
   for (std::size_t i = first; i < std::min(last, rows.num_rows); ++i) {
     const auto* const row = reinterpret_cast<const char*>(scalar::row_of(rows, i));
-    for (std::size_t byte = 0; byte < row_bytes; byte += 64)
+    for (std::size_t byte = 0; byte < num_bytes; byte += 64)
       _mm_prefetch(row + byte, _MM_HINT_T0);
   }
 }
@@ -432,6 +443,8 @@ KVEVICT_AVX2 inline void widen(const void* source, ElementType type, std::size_t
       return widen_as<ElementType::kF16>(bytes, n, destination);
     case ElementType::kBF16:
       return widen_as<ElementType::kBF16>(bytes, n, destination);
+    case ElementType::kQ8_0:
+      return widen_as<ElementType::kQ8_0>(bytes, n, destination);
   }
 }
 KVEVICT_AVX2 inline void row_dots(const float* queries, std::size_t num_queries,
@@ -447,6 +460,9 @@ KVEVICT_AVX2 inline void row_dots(const float* queries, std::size_t num_queries,
     case ElementType::kBF16:
       return row_dots_as<ElementType::kBF16>(queries, num_queries, query_stride, rows, out,
                                              out_stride);
+    case ElementType::kQ8_0:
+      return row_dots_as<ElementType::kQ8_0>(queries, num_queries, query_stride, rows, out,
+                                             out_stride);
   }
 }
 KVEVICT_AVX2 inline void row_norms(RowBlock rows, float* out) noexcept {
@@ -457,6 +473,8 @@ KVEVICT_AVX2 inline void row_norms(RowBlock rows, float* out) noexcept {
       return row_norms_as<ElementType::kF16>(rows, out);
     case ElementType::kBF16:
       return row_norms_as<ElementType::kBF16>(rows, out);
+    case ElementType::kQ8_0:
+      return row_norms_as<ElementType::kQ8_0>(rows, out);
   }
 }
 KVEVICT_AVX2 inline void row_variances(RowBlock rows, float* out) noexcept {
@@ -467,6 +485,8 @@ KVEVICT_AVX2 inline void row_variances(RowBlock rows, float* out) noexcept {
       return row_variances_as<ElementType::kF16>(rows, out);
     case ElementType::kBF16:
       return row_variances_as<ElementType::kBF16>(rows, out);
+    case ElementType::kQ8_0:
+      return row_variances_as<ElementType::kQ8_0>(rows, out);
   }
 }
 KVEVICT_AVX2 inline void band_lengths(RowBlock rows, bool interleaved, float* out) noexcept {
@@ -477,6 +497,8 @@ KVEVICT_AVX2 inline void band_lengths(RowBlock rows, bool interleaved, float* ou
       return band_lengths_as<ElementType::kF16>(rows, interleaved, out);
     case ElementType::kBF16:
       return band_lengths_as<ElementType::kBF16>(rows, interleaved, out);
+    case ElementType::kQ8_0:
+      return band_lengths_as<ElementType::kQ8_0>(rows, interleaved, out);
   }
 }
 KVEVICT_AVX2 inline void projected_norms(const float* factor, RowBlock rows, float* out) noexcept {
@@ -489,6 +511,8 @@ KVEVICT_AVX2 inline void projected_norms(const float* factor, RowBlock rows, flo
       return projected_norms_as<ElementType::kF16>(factor, rows, out);
     case ElementType::kBF16:
       return projected_norms_as<ElementType::kBF16>(factor, rows, out);
+    case ElementType::kQ8_0:
+      return projected_norms_as<ElementType::kQ8_0>(factor, rows, out);
   }
 }
 

@@ -5,6 +5,7 @@
 #include "kvevict/element_type.hpp"
 #include "kvevict/kernels/avx2.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
+#include "kvevict/kernels/q8_0.hpp"
 #include "kvevict/kernels/scalar.hpp"
 
 #include <immintrin.h>
@@ -37,12 +38,20 @@ inline constexpr __mmask8 kAll8 = 0xFF;
                          : static_cast<__mmask16>((1U << count) - 1U);
 }
 
-/// Elements `index`.. of a row as float; lanes outside the mask are 0 and not read.
+/// Elements `index`.. of a row as float; lanes outside the mask are 0 and not read. `index` is a
+/// multiple of 16 where the type has blocks.
 template <ElementType kType>
 [[nodiscard]] KVEVICT_AVX512 inline __m512 load(const std::byte* row, std::size_t index,
                                                 __mmask16 mask) noexcept {
   if constexpr (kType == ElementType::kF32) {
     return _mm512_maskz_loadu_ps(mask, row + 4 * index);
+  } else if constexpr (kType == ElementType::kQ8_0) {
+    const Q8_0Place place = q8_0_place(row, index);
+    const __m128i bytes = _mm_maskz_loadu_epi8(mask, place.bytes);
+    const __m512 scale =
+        _mm512_maskz_cvtph_ps(kAll16, _mm256_set1_epi16(static_cast<std::int16_t>(place.scale)));
+    return _mm512_maskz_mul_ps(
+        mask, scale, _mm512_maskz_cvtepi32_ps(kAll16, _mm512_maskz_cvtepi8_epi32(kAll16, bytes)));
   } else {
     const __m256i halves = _mm256_maskz_loadu_epi16(mask, row + 2 * index);
     if constexpr (kType == ElementType::kF16) {
@@ -295,6 +304,8 @@ KVEVICT_AVX512 inline void widen(const void* source, ElementType type, std::size
       return widen_as<ElementType::kF16>(bytes, n, destination);
     case ElementType::kBF16:
       return widen_as<ElementType::kBF16>(bytes, n, destination);
+    case ElementType::kQ8_0:
+      return widen_as<ElementType::kQ8_0>(bytes, n, destination);
   }
 }
 KVEVICT_AVX512 inline void row_dots(const float* queries, std::size_t num_queries,
@@ -310,6 +321,9 @@ KVEVICT_AVX512 inline void row_dots(const float* queries, std::size_t num_querie
     case ElementType::kBF16:
       return row_dots_as<ElementType::kBF16>(queries, num_queries, query_stride, rows, out,
                                              out_stride);
+    case ElementType::kQ8_0:
+      return row_dots_as<ElementType::kQ8_0>(queries, num_queries, query_stride, rows, out,
+                                             out_stride);
   }
 }
 KVEVICT_AVX512 inline void row_norms(RowBlock rows, float* out) noexcept {
@@ -320,6 +334,8 @@ KVEVICT_AVX512 inline void row_norms(RowBlock rows, float* out) noexcept {
       return row_norms_as<ElementType::kF16>(rows, out);
     case ElementType::kBF16:
       return row_norms_as<ElementType::kBF16>(rows, out);
+    case ElementType::kQ8_0:
+      return row_norms_as<ElementType::kQ8_0>(rows, out);
   }
 }
 KVEVICT_AVX512 inline void projected_norms(const float* factor, RowBlock rows,
@@ -333,6 +349,8 @@ KVEVICT_AVX512 inline void projected_norms(const float* factor, RowBlock rows,
       return projected_norms_as<ElementType::kF16>(factor, rows, out);
     case ElementType::kBF16:
       return projected_norms_as<ElementType::kBF16>(factor, rows, out);
+    case ElementType::kQ8_0:
+      return projected_norms_as<ElementType::kQ8_0>(factor, rows, out);
   }
 }
 

@@ -18,7 +18,7 @@ namespace kernels {
 enum class Isa : std::uint8_t { kScalar, kAvx2, kAvx512, kNeon };
 
 /// Equally spaced rows of one cache lane: row i starts at `data + i * stride_bytes` and its `dim`
-/// elements of `type` lie side by side.
+/// elements of `type` lie side by side, a multiple of block_len(type) of them.
 struct RowBlock {
   const void* data;
   std::ptrdiff_t stride_bytes;
@@ -62,7 +62,7 @@ struct KeyBits {
 struct KernelSet {
   Isa isa;
 
-  /// destination[i] = source[i] as float; `source` holds n elements of `type`.
+  /// destination[i] = source[i] as float; `source` is the start of a row of n or more elements.
   void (*widen)(const void* source, ElementType type, std::size_t n, float* destination) noexcept;
 
   /// out[q * out_stride + i] = dot(query q, row i). Query q starts at queries + q * query_stride,

@@ -4,6 +4,7 @@
 #include "kvevict/config.hpp"
 #include "kvevict/element_type.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
+#include "kvevict/kernels/q8_0.hpp"
 #include "kvevict/kernels/scalar.hpp"
 
 #include <arm_neon.h>
@@ -12,6 +13,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 // NEON as every AArch64 processor has it; no attribute is needed. Tails take the scalar form.
@@ -20,11 +22,19 @@ namespace kernels::neon {
 
 inline constexpr std::size_t kLanes = 4;
 
-/// Elements index .. index + 4 of a row as float.
+/// Elements index .. index + 4 of a row as float; `index` is a multiple of 4 where the type has
+/// blocks.
 template <ElementType kType>
 [[nodiscard]] inline float32x4_t load(const std::byte* row, std::size_t index) noexcept {
   if constexpr (kType == ElementType::kF32) {
     return vreinterpretq_f32_u8(vld1q_u8(reinterpret_cast<const std::uint8_t*>(row + 4 * index)));
+  } else if constexpr (kType == ElementType::kQ8_0) {
+    const Q8_0Place place = q8_0_place(row, index);
+    std::uint32_t four;
+    std::memcpy(&four, place.bytes, sizeof four);
+    const int16x8_t wide = vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(four)));
+    const float32x4_t scale = vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(place.scale)));
+    return vmulq_f32(scale, vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))));
   } else {
     const uint16x4_t halves =
         vreinterpret_u16_u8(vld1_u8(reinterpret_cast<const std::uint8_t*>(row + 2 * index)));
@@ -74,12 +84,28 @@ inline void dot_rows(const float* query, const std::byte* rows, std::ptrdiff_t r
   }
 }
 
+/// Rows of more elements than this are widened anew for every query.
+inline constexpr std::size_t kMaxWidenedDim = 512;
+
 template <ElementType kType>
 inline void row_dots_as(const float* queries, std::size_t num_queries, std::ptrdiff_t query_stride,
                         const RowBlock& rows, float* out, std::ptrdiff_t out_stride) noexcept {
   constexpr std::size_t kRows = 4;
+  // From a few queries on it pays to widen four rows once for all of them.
+  const bool widens = kType != ElementType::kF32 && num_queries > 2 && rows.dim <= kMaxWidenedDim;
+  float widened[kType == ElementType::kF32 ? 1 : kRows * kMaxWidenedDim];
   for (std::size_t i = 0; i < rows.num_rows; i += kRows) {
     const std::size_t num_rows = std::min(kRows, rows.num_rows - i);
+    if (widens) {
+      for (std::size_t r = 0; r < num_rows; ++r)
+        widen_as<kType>(scalar::row_of(rows, i + r), rows.dim, widened + r * rows.dim);
+      row_dots_as<ElementType::kF32>(
+          queries, num_queries, query_stride,
+          {widened, static_cast<std::ptrdiff_t>(rows.dim * sizeof(float)), num_rows, rows.dim,
+           ElementType::kF32},
+          out + i, out_stride);
+      continue;
+    }
     for (std::size_t q = 0; q < num_queries; ++q) {
       const float* query = queries + static_cast<std::ptrdiff_t>(q) * query_stride;
       float* target =
@@ -130,6 +156,8 @@ inline void widen(const void* source, ElementType type, std::size_t n,
       return widen_as<ElementType::kF16>(bytes, n, destination);
     case ElementType::kBF16:
       return widen_as<ElementType::kBF16>(bytes, n, destination);
+    case ElementType::kQ8_0:
+      return widen_as<ElementType::kQ8_0>(bytes, n, destination);
   }
 }
 inline void row_dots(const float* queries, std::size_t num_queries, std::ptrdiff_t query_stride,
@@ -144,6 +172,9 @@ inline void row_dots(const float* queries, std::size_t num_queries, std::ptrdiff
     case ElementType::kBF16:
       return row_dots_as<ElementType::kBF16>(queries, num_queries, query_stride, rows, out,
                                              out_stride);
+    case ElementType::kQ8_0:
+      return row_dots_as<ElementType::kQ8_0>(queries, num_queries, query_stride, rows, out,
+                                             out_stride);
   }
 }
 inline void row_norms(RowBlock rows, float* out) noexcept {
@@ -154,15 +185,16 @@ inline void row_norms(RowBlock rows, float* out) noexcept {
       return row_norms_as<ElementType::kF16>(rows, out);
     case ElementType::kBF16:
       return row_norms_as<ElementType::kBF16>(rows, out);
+    case ElementType::kQ8_0:
+      return row_norms_as<ElementType::kQ8_0>(rows, out);
   }
 }
 
 // As on x86: rows widened once, then column by column of C with the upper triangle left out.
 inline void projected_norms(const float* factor, RowBlock rows, float* out) noexcept {
-  constexpr std::size_t kMaxDim = 512;
-  if (rows.dim > kMaxDim)
+  if (rows.dim > kMaxWidenedDim)
     return scalar::projected_norms(factor, rows, out);
-  float value[kMaxDim];
+  float value[kMaxWidenedDim];
   for (std::size_t i = 0; i < rows.num_rows; ++i) {
     widen(scalar::row_of(rows, i), rows.type, rows.dim, value);
     double squares = 0.0;

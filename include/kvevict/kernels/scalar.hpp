@@ -5,6 +5,7 @@
 #include "kvevict/element_type.hpp"
 #include "kvevict/kernels/half.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
+#include "kvevict/kernels/q8_0.hpp"
 
 #include <algorithm>
 #include <array>
@@ -20,7 +21,9 @@ namespace kernels::scalar {
 
 /// Element `index` of a row, at any alignment.
 [[nodiscard]] inline float load(const void* row, ElementType type, std::size_t index) noexcept {
-  const auto* bytes = static_cast<const std::byte*>(row) + index * element_size(type);
+  if (type == ElementType::kQ8_0)
+    return from_q8_0(static_cast<const std::byte*>(row), index);
+  const auto* bytes = static_cast<const std::byte*>(row) + row_bytes(type, index);
   if (type == ElementType::kF32) {
     float value;
     std::memcpy(&value, bytes, sizeof value);

@@ -321,6 +321,8 @@ class Policy {
     detail::require(rows.data != nullptr, kName, "HiddenRows.data", 0, "must not be null");
     detail::require(rows.hidden_size > 0, kName, "HiddenRows.hidden_size", rows.hidden_size,
                     "must be > 0");
+    detail::require(block_len(rows.type) == 1, kName, "HiddenRows.type",
+                    static_cast<int>(rows.type), "must be kF32, kF16 or kBF16");
     detail::require(rows.row_stride_bytes == 0 || rows.num_rows == 1 ||
                         std::cmp_greater_equal(rows.row_stride_bytes, rows.row_bytes()),
                     kName, "HiddenRows.row_stride_bytes", rows.row_stride_bytes,
@@ -707,6 +709,7 @@ class Policy {
                     "Lane.valid.size()", lane.valid.size(), "must be 0 or at least seq_len");
     if (lane.seq_len == 0)
       return;
+    detail::check_element_types(lane, shape_, kName);
     detail::require(lane.keys.present() || !covers(needed, Inputs::kKeys), kName,
                     "Lane.keys.present()", 0, "must be 1, keys are read");
     detail::require(lane.values.present() || !covers(needed, Inputs::kValues), kName,

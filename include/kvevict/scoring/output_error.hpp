@@ -83,6 +83,7 @@ class OutputError {
                     "must not exceed the view's seq_len");
     detail::require(lane.keys.present() && lane.values.present(), kName, "Lane.values.present()", 0,
                     "must be 1, as must keys");
+    detail::check_element_types(lane, shape_, kName);
     return lane;
   }
 

@@ -80,11 +80,13 @@ class OutputProjection {
                  std::ptrdiff_t row_stride_bytes = 0) {
     detail::require(layer < shape_.num_layers, "OutputProjection", "layer", layer,
                     "must be < num_layers");
+    detail::require(block_len(type) == 1, "OutputProjection", "type", static_cast<int>(type),
+                    "must be kF32, kF16 or kBF16");
     const std::size_t dim = shape_.value_size();
     const std::size_t group = shape_.group_size();
     const std::size_t block = dim * hidden_size_;
     if (row_stride_bytes == 0) {
-      row_stride_bytes = static_cast<std::ptrdiff_t>(hidden_size_ * element_size(type));
+      row_stride_bytes = static_cast<std::ptrdiff_t>(row_bytes(type, hidden_size_));
     }
     if (keeps_weight())
       weights_[layer] = transpose(static_cast<const std::byte*>(weight), type, row_stride_bytes);
@@ -141,9 +143,9 @@ class OutputProjection {
   /// W^T of one query head: hidden_size rows of value_dim, of the type that set_layer was given.
   [[nodiscard]] kernels::RowBlock transposed(std::size_t layer, std::size_t q_head) const noexcept {
     const Weight& weight = weights_[layer];
-    const std::size_t row_bytes = shape_.value_size() * element_size(weight.type);
-    return {weight.data.data() + q_head * hidden_size_ * row_bytes,
-            static_cast<std::ptrdiff_t>(row_bytes), hidden_size_, shape_.value_size(), weight.type};
+    const std::size_t stride = row_bytes(weight.type, shape_.value_size());
+    return {weight.data.data() + q_head * hidden_size_ * stride,
+            static_cast<std::ptrdiff_t>(stride), hidden_size_, shape_.value_size(), weight.type};
   }
   /// The factors of one KV head that `reading` takes, [count, value_dim, value_dim]: of each query
   /// head, of their sum, or of each query head and then of the sums W^h + W^h' of each pair
@@ -170,7 +172,7 @@ class OutputProjection {
   };
   [[nodiscard]] Weight transpose(const std::byte* weight, ElementType type,
                                  std::ptrdiff_t row_stride_bytes) const {
-    const std::size_t size = element_size(type);
+    const std::size_t size = row_bytes(type, 1);
     const std::size_t dim = shape_.value_size();
     Weight result{std::vector<std::byte>(shape_.num_q_heads * hidden_size_ * dim * size), type};
     for (std::size_t row = 0; row < shape_.num_q_heads * dim; ++row) {

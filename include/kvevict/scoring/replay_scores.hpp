@@ -131,6 +131,7 @@ class ReplayScores {
                     "Lane.values.present()", 0, "must be 1, values are read");
     detail::require(lane.valid.empty() || lane.valid.size() >= lane.seq_len, kName,
                     "Lane.valid.size()", lane.valid.size(), "must be 0 or at least seq_len");
+    detail::check_element_types(lane, shape_, kName);
   }
 
   // What all rows of one query head make of the scored slots.

@@ -7,6 +7,7 @@
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/plan.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/element_type.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -25,23 +26,23 @@ inline void move_rows(const MutableRows& rows, std::size_t dim, std::size_t firs
     }
     return;
   }
-  const std::size_t element = element_size(rows.type);
   while (count > 0) {
     // As many rows as neither side breaks off: to the end of a page, or all of them.
     const std::size_t run = rows.run_length(target, rows.run_length(first, count));
     const std::byte* source = rows.row(first);
     std::byte* destination = rows.row(target);
     if (rows.row_is_contiguous()) {
-      const std::size_t row_bytes = dim * element;
-      if (rows.slot_stride_bytes == static_cast<std::ptrdiff_t>(row_bytes)) {
-        std::memmove(destination, source, run * row_bytes);
+      const std::size_t num_bytes = row_bytes(rows.type, dim);
+      if (rows.slot_stride_bytes == static_cast<std::ptrdiff_t>(num_bytes)) {
+        std::memmove(destination, source, run * num_bytes);
       } else {
         for (std::size_t i = 0; i < run; ++i) {
           const std::ptrdiff_t offset = static_cast<std::ptrdiff_t>(i) * rows.slot_stride_bytes;
-          std::memmove(destination + offset, source + offset, row_bytes);
+          std::memmove(destination + offset, source + offset, num_bytes);
         }
       }
     } else {
+      const std::size_t element = row_bytes(rows.type, 1);
       for (std::size_t c = 0; c < dim; ++c) {
         const std::ptrdiff_t column = static_cast<std::ptrdiff_t>(c) * rows.dim_stride_bytes;
         if (rows.slot_stride_bytes == static_cast<std::ptrdiff_t>(element)) {
@@ -86,8 +87,8 @@ void check_mask_fits(const View& view, const KeepMask& mask, std::string_view wh
 /// never kept, so all that is left is valid: a validity mask has to be made anew. Pages that
 /// another sequence reads too have to be copied before: what moves here moves for both.
 ///
-/// Throws InvalidArgument, before anything moved, if the mask has not the view's lengths or rows
-/// behind a callback cannot be moved.
+/// Throws InvalidArgument, before anything moved, if the mask has not the view's lengths, rows
+/// behind a callback cannot be moved, or rows cannot be stored as they say.
 template <MutableKvCacheView View>
 void compact(const View& view, const KeepMask& mask) {
   const CacheShape shape = view.shape();
@@ -97,6 +98,7 @@ void compact(const View& view, const KeepMask& mask) {
       const MutableLane lane = view.mutable_lane(layer, head);
       detail::require(lane.keys.movable() && lane.values.movable(), "compact", "layer", layer,
                       "has rows with load_row but no move_row");
+      detail::check_element_types(lane, shape, "compact");
     }
   }
   for (std::size_t layer = 0; layer < shape.num_layers; ++layer) {

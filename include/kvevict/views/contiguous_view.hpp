@@ -6,6 +6,7 @@
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/types.hpp"
+#include "kvevict/element_type.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -26,8 +27,8 @@ struct Tensor {
   /// [num_layers, capacity, num_heads, dim]: the heads of a token side by side.
   [[nodiscard]] static Tensor nhd(void* data, ElementType type, std::size_t capacity,
                                   std::size_t num_heads, std::size_t dim) noexcept {
-    const auto element = static_cast<std::ptrdiff_t>(element_size(type));
-    const auto row = static_cast<std::ptrdiff_t>(dim) * element;
+    const auto element = static_cast<std::ptrdiff_t>(row_bytes(type, 1));
+    const auto row = static_cast<std::ptrdiff_t>(row_bytes(type, dim));
     const auto token = static_cast<std::ptrdiff_t>(num_heads) * row;
     return {static_cast<std::byte*>(data),
             type,
@@ -39,8 +40,8 @@ struct Tensor {
   /// [num_layers, num_heads, capacity, dim]: the tokens of a head side by side.
   [[nodiscard]] static Tensor hnd(void* data, ElementType type, std::size_t capacity,
                                   std::size_t num_heads, std::size_t dim) noexcept {
-    const auto element = static_cast<std::ptrdiff_t>(element_size(type));
-    const auto row = static_cast<std::ptrdiff_t>(dim) * element;
+    const auto element = static_cast<std::ptrdiff_t>(row_bytes(type, 1));
+    const auto row = static_cast<std::ptrdiff_t>(row_bytes(type, dim));
     const auto head = static_cast<std::ptrdiff_t>(capacity) * row;
     return {static_cast<std::byte*>(data),
             type,
@@ -49,10 +50,13 @@ struct Tensor {
             row,
             element};
   }
-  /// [num_layers, num_heads, dim, capacity]: V as a matrix product wants it.
+  /// [num_layers, num_heads, dim, capacity]: V as a matrix product wants it. Throws InvalidArgument
+  /// for q8_0, whose blocks lie within a row.
   [[nodiscard]] static Tensor transposed(void* data, ElementType type, std::size_t capacity,
-                                         std::size_t num_heads, std::size_t dim) noexcept {
-    const auto element = static_cast<std::ptrdiff_t>(element_size(type));
+                                         std::size_t num_heads, std::size_t dim) {
+    detail::require(block_len(type) == 1, "Tensor::transposed", "type", static_cast<int>(type),
+                    "must be kF32, kF16 or kBF16");
+    const auto element = static_cast<std::ptrdiff_t>(row_bytes(type, 1));
     const auto column = static_cast<std::ptrdiff_t>(capacity) * element;
     const auto head = static_cast<std::ptrdiff_t>(dim) * column;
     return {static_cast<std::byte*>(data),

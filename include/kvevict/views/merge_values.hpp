@@ -9,6 +9,7 @@
 #include "kvevict/element_type.hpp"
 #include "kvevict/kernels/half.hpp"
 #include "kvevict/kernels/kernels.hpp"
+#include "kvevict/kernels/q8_0.hpp"
 #include "kvevict/views/compact.hpp"
 
 #include <algorithm>
@@ -37,17 +38,24 @@ inline void read_row(const MutableRows& rows, std::size_t dim, std::size_t slot,
                  row + c);
 }
 
-/// Writes element c of row `slot`, rounded to its type; only where load_row is null.
-inline void write_element(const MutableRows& rows, std::size_t slot, std::size_t c,
-                          float value) noexcept {
-  std::byte* target = rows.row(slot) + static_cast<std::ptrdiff_t>(c) * rows.dim_stride_bytes;
-  if (rows.type == ElementType::kF32) {
-    std::memcpy(target, &value, sizeof(value));
+/// Writes row `slot`, rounded to its type; only where load_row is null.
+inline void write_row(const MutableRows& rows, std::size_t dim, std::size_t slot,
+                      const float* row) noexcept {
+  if (rows.type == ElementType::kQ8_0) {
+    for (std::size_t c = 0; c < dim; c += block_len(rows.type))
+      kernels::to_q8_0(row + c, rows.row(slot) + row_bytes(rows.type, c));
     return;
   }
-  const std::uint16_t half =
-      rows.type == ElementType::kF16 ? kernels::to_f16(value) : kernels::to_bf16(value);
-  std::memcpy(target, &half, sizeof(half));
+  for (std::size_t c = 0; c < dim; ++c) {
+    std::byte* target = rows.row(slot) + static_cast<std::ptrdiff_t>(c) * rows.dim_stride_bytes;
+    if (rows.type == ElementType::kF32) {
+      std::memcpy(target, &row[c], sizeof(float));
+      continue;
+    }
+    const std::uint16_t half =
+        rows.type == ElementType::kF16 ? kernels::to_f16(row[c]) : kernels::to_bf16(row[c]);
+    std::memcpy(target, &half, sizeof(half));
+  }
 }
 
 }  // namespace detail
@@ -75,6 +83,8 @@ struct MergeOptions {
 /// (arXiv 2210.09461) and D2O (arXiv 2406.13035), which differ from it and from each other.
 /// Where the quantile falls between -infinity and a number, all above the threshold take part.
 ///
+/// Results are rounded to the type of the values; blocks of q8_0 get a new scale with it.
+///
 /// It changes what the cache holds: a kept value is then no longer that of its token, so policies
 /// that read values see mixtures, and the engine cannot take the step back. A value or a key that
 /// is not finite is never folded, and no slot that holds no token. Costs a dot product for every
@@ -93,8 +103,8 @@ class ValueMerge {
   }
 
   /// Returns how many values were folded. Throws InvalidArgument, before anything changed, if the
-  /// mask has not the view's lengths, a key or value is missing, or values lie behind a callback,
-  /// which nothing can be written through.
+  /// mask has not the view's lengths, a key or value is missing, rows cannot be stored as they say,
+  /// or values lie behind a callback, which nothing can be written through.
   template <MutableKvCacheView View>
   std::size_t run(const View& view, const KeepMask& mask) {
     const CacheShape shape = view.shape();
@@ -108,6 +118,7 @@ class ValueMerge {
                         "must have keys and values");
         detail::require(lane.values.load_row == nullptr, "ValueMerge", "layer", layer,
                         "has values with load_row, which cannot be written");
+        detail::check_element_types(lane, shape, "ValueMerge");
       }
     }
     std::size_t num_merged = 0;
@@ -244,7 +255,8 @@ class ValueMerge {
       if (!(total > 1.0))
         continue;
       for (std::size_t c = 0; c < dim; ++c)
-        detail::write_element(values, target, c, static_cast<float>(sum_[c] / total));
+        theirs_[c] = static_cast<float>(sum_[c] / total);
+      detail::write_row(values, dim, target, theirs_.data());
     }
     return num_merged;
   }
