@@ -3,6 +3,7 @@
 
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/element_type.hpp"
 #include "kvevict/kernels/half.hpp"
 #include "kvevict/views/contiguous_view.hpp"
 #include "kvevict/views/paged_view.hpp"
@@ -10,10 +11,12 @@
 #include "support/random.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -46,7 +49,7 @@ class LayoutCache {
         lane_of_(std::move(lane_of)),
         table_(std::move(table)),
         lengths_(shape.num_layers * shape.num_kv_heads, 0),
-        memory_(2 * kGuard + num_elements * kvevict::element_size(type), std::byte{0xFF}) {}
+        memory_(2 * kGuard + kvevict::row_bytes(type, num_elements), std::byte{0xFF}) {}
 
   /// The library's view, good while this object lives.
   class View {
@@ -76,17 +79,20 @@ class LayoutCache {
     return lengths_[layer * shape_.num_kv_heads + head];
   }
   [[nodiscard]] const std::vector<std::size_t>& lengths() const { return lengths_; }
-  [[nodiscard]] std::size_t element_offset(Part part, std::size_t layer, std::size_t head,
-                                           std::size_t slot, std::size_t channel) const {
-    return kGuard + address_(part, layer, head, slot, channel) * kvevict::element_size(type_);
+  /// Where the block that begins with `channel` lies; most types have blocks of one element.
+  [[nodiscard]] std::size_t block_offset(Part part, std::size_t layer, std::size_t head,
+                                         std::size_t slot, std::size_t channel) const {
+    return kGuard + kvevict::row_bytes(type_, address_(part, layer, head, slot, channel));
   }
 
   void set(Part part, std::size_t layer, std::size_t head, std::size_t slot,
            const std::vector<float>& row) {
-    for (std::size_t c = 0; c < dim(part); ++c) {
-      std::byte* at = memory_.data() + element_offset(part, layer, head, slot, c);
+    for (std::size_t c = 0; c < dim(part); c += block_len(type_)) {
+      std::byte* at = memory_.data() + block_offset(part, layer, head, slot, c);
       if (type_ == kvevict::ElementType::kF32) {
         std::memcpy(at, &row[c], sizeof(float));
+      } else if (type_ == kvevict::ElementType::kQ8_0) {
+        write_q8_0(&row[c], slot + c / block_len(type_), at);
       } else {
         const std::uint16_t half = type_ == kvevict::ElementType::kF16
                                        ? kvevict::kernels::to_f16(row[c])
@@ -98,10 +104,12 @@ class LayoutCache {
   [[nodiscard]] std::vector<float> row(Part part, std::size_t layer, std::size_t head,
                                        std::size_t slot) const {
     std::vector<float> row(dim(part));
-    for (std::size_t c = 0; c < row.size(); ++c) {
-      const std::byte* at = memory_.data() + element_offset(part, layer, head, slot, c);
+    for (std::size_t c = 0; c < row.size(); c += block_len(type_)) {
+      const std::byte* at = memory_.data() + block_offset(part, layer, head, slot, c);
       if (type_ == kvevict::ElementType::kF32) {
         std::memcpy(&row[c], at, sizeof(float));
+      } else if (type_ == kvevict::ElementType::kQ8_0) {
+        read_q8_0(at, &row[c]);
       } else {
         std::uint16_t half = 0;
         std::memcpy(&half, at, sizeof(half));
@@ -115,9 +123,9 @@ class LayoutCache {
   void forget_behind(std::size_t layer, std::size_t head, std::size_t old_length) {
     for (std::size_t slot = length(layer, head); slot < old_length; ++slot) {
       for (const Part part : {Part::kKeys, Part::kValues}) {
-        for (std::size_t c = 0; c < dim(part); ++c) {
-          std::fill_n(memory_.data() + element_offset(part, layer, head, slot, c),
-                      kvevict::element_size(type_), std::byte{0xFF});
+        for (std::size_t c = 0; c < dim(part); c += block_len(type_)) {
+          std::fill_n(memory_.data() + block_offset(part, layer, head, slot, c),
+                      kvevict::row_bytes(type_, block_len(type_)), std::byte{0xFF});
         }
       }
     }
@@ -132,10 +140,10 @@ class LayoutCache {
         const std::size_t length = lengths_[layer * shape_.num_kv_heads + head];
         for (std::size_t slot = 0; slot < length; ++slot) {
           for (const Part part : {Part::kKeys, Part::kValues}) {
-            for (std::size_t c = 0; c < dim(part); ++c) {
-              const std::size_t at = element_offset(part, layer, head, slot, c);
+            for (std::size_t c = 0; c < dim(part); c += block_len(type_)) {
+              const std::size_t at = block_offset(part, layer, head, slot, c);
               std::fill_n(live.begin() + static_cast<std::ptrdiff_t>(at),
-                          kvevict::element_size(type_), true);
+                          kvevict::row_bytes(type_, block_len(type_)), true);
             }
           }
         }
@@ -146,6 +154,26 @@ class LayoutCache {
 
  private:
   static constexpr std::size_t kGuard = 64;
+
+  // Scales of 1/8, 1/16 and 1/32 in turn, in which the numbers of the tests are exact.
+  static void write_q8_0(const float* row, std::size_t number, std::byte* block) {
+    const bool finite = std::all_of(row, row + 32, [](float x) { return std::isfinite(x); });
+    const float scale = finite ? std::ldexp(1.0F, -3 - static_cast<int>(number % 3))
+                               : std::numeric_limits<float>::quiet_NaN();
+    const std::uint16_t half = kvevict::kernels::to_f16(scale);
+    std::memcpy(block, &half, sizeof(half));
+    for (std::size_t i = 0; i < 32; ++i)
+      block[2 + i] =
+          finite ? static_cast<std::byte>(static_cast<std::int8_t>(row[i] / scale)) : std::byte{1};
+  }
+  static void read_q8_0(const std::byte* block, float* row) {
+    std::uint16_t half = 0;
+    std::memcpy(&half, block, sizeof(half));
+    for (std::size_t i = 0; i < 32; ++i) {
+      row[i] = kvevict::kernels::from_f16(half) *
+               static_cast<float>(std::to_integer<std::int8_t>(block[2 + i]));
+    }
+  }
 
   kvevict::CacheShape shape_;
   kvevict::ElementType type_;
@@ -159,6 +187,14 @@ class LayoutCache {
 struct Layout {
   std::string name;
   std::function<LayoutCache(const kvevict::CacheShape& shape, std::size_t capacity)> make;
+  std::size_t block_len = 1;  ///< head_dim and value_dim are multiples of it
+
+  /// The shape with a block in place of each channel.
+  [[nodiscard]] kvevict::CacheShape fitting(kvevict::CacheShape shape) const {
+    shape.head_dim *= block_len;
+    shape.value_dim *= block_len;
+    return shape;
+  }
 };
 
 namespace layouts {
@@ -175,7 +211,7 @@ inline constexpr std::size_t kPageSize = 4;
   return shape.num_layers * shape.num_kv_heads * capacity;
 }
 [[nodiscard]] inline std::byte* at(LayoutCache& cache, std::size_t element) {
-  return cache.data() + element * kvevict::element_size(cache.type());
+  return cache.data() + kvevict::row_bytes(cache.type(), element);
 }
 [[nodiscard]] inline kvevict::views::ContiguousView contiguous(LayoutCache& cache,
                                                                const Tensor& keys,
@@ -329,9 +365,9 @@ inline constexpr std::size_t kPageSize = 4;
         return half * half_page + (s % kPageSize * heads + h) * dim + c;
       },
       [=](LayoutCache& cache, std::size_t l, std::size_t h) {
-        const auto element = static_cast<std::ptrdiff_t>(kvevict::element_size(type));
         PagePool keys = PagePool::nhd(at(cache, 0), type, num_pages, kPageSize, heads, dim);
-        keys.page_stride_bytes = static_cast<std::ptrdiff_t>(2 * half_page) * element;
+        keys.page_stride_bytes =
+            static_cast<std::ptrdiff_t>(kvevict::row_bytes(type, 2 * half_page));
         keys.tensor.layer_stride_bytes *= 2;
         PagePool values = keys;
         values.tensor.data = at(cache, half_page);
@@ -345,9 +381,9 @@ inline constexpr std::size_t kPageSize = 4;
 /// Memory of its own for every (layer, head), with a gap between one and the next.
 [[nodiscard]] inline LayoutCache ragged(const CacheShape& shape, std::size_t capacity,
                                         ElementType type) {
-  constexpr std::size_t kGap = 5;
+  const std::size_t gap = block_len(type) == 1 ? 5 : block_len(type);
   const std::size_t keys_size = capacity * shape.head_dim;
-  const std::size_t lane_size = keys_size + capacity * shape.value_size() + kGap;
+  const std::size_t lane_size = keys_size + capacity * shape.value_size() + gap;
   const std::size_t heads = shape.num_kv_heads;
   return LayoutCache(
       shape, type, shape.num_layers * heads * lane_size,
@@ -438,6 +474,27 @@ inline constexpr std::size_t kPageSize = 4;
       {"paged_hnd_bf16", of(layouts::paged, ElementType::kBF16, kPage, true, true)},
       {"ragged_f16", of(layouts::ragged, ElementType::kF16)},
   };
+}
+
+/// Those of q8_0, whose rows are never transposed.
+[[nodiscard]] inline std::vector<Layout> q8_0_layouts() {
+  using kvevict::CacheShape;
+  constexpr auto kType = kvevict::ElementType::kQ8_0;
+  const auto layout = [](const char* name, auto make, auto... options) {
+    return Layout{name,
+                  [=](const CacheShape& shape, std::size_t capacity) {
+                    return make(shape, capacity, kType, options...);
+                  },
+                  block_len(kType)};
+  };
+  constexpr std::size_t kPage = layouts::kPageSize;
+  return {layout("nhd_q8_0", layouts::nhd),
+          layout("hnd_q8_0", layouts::hnd),
+          layout("joined_q8_0", layouts::joined),
+          layout("paged_hnd_q8_0", layouts::paged, kPage, true, true),
+          layout("interleaved_page_q8_0", layouts::interleaved),
+          layout("token_to_slot_q8_0", layouts::paged, std::size_t{1}, false, true),
+          layout("ragged_q8_0", layouts::ragged)};
 }
 
 }  // namespace kvevict_test

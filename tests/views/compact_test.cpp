@@ -55,7 +55,7 @@ class Compact : public testing::TestWithParam<Layout> {};
 TEST_P(Compact, MovesKeptRowsAndNothingElse) {
   kvevict_test::Random random(3);
   for (int trial = 0; trial < 50; ++trial) {
-    LayoutCache cache = GetParam().make(kShape, kCapacity);
+    LayoutCache cache = GetParam().make(GetParam().fitting(kShape), kCapacity);
     std::vector<std::string> lanes;
     std::vector<std::size_t> lengths;
     for (std::size_t lane = 0; lane < 4; ++lane) {
@@ -93,7 +93,7 @@ TEST_P(Compact, MovesKeptRowsAndNothingElse) {
 }
 
 TEST_P(Compact, KeepingAllWritesNothing) {
-  LayoutCache cache = GetParam().make(kShape, kCapacity);
+  LayoutCache cache = GetParam().make(GetParam().fitting(kShape), kCapacity);
   fill(cache, {9, 9, 9, 9});
   const std::vector<std::byte> before = cache.memory();
   compact(cache.view(), mask_of(MaskScope::kModel, 2, 2, {"111111111"}));
@@ -102,7 +102,7 @@ TEST_P(Compact, KeepingAllWritesNothing) {
 
 // One lane of the mask for all: every layer and head loses the same slots.
 TEST_P(Compact, ExecutesASharedMaskInEveryLane) {
-  LayoutCache cache = GetParam().make(kShape, kCapacity);
+  LayoutCache cache = GetParam().make(GetParam().fitting(kShape), kCapacity);
   fill(cache, {6, 6, 6, 6});
   compact(cache.view(), mask_of(MaskScope::kModel, 2, 2, {"100101"}));
   for (std::size_t layer = 0; layer < 2; ++layer) {
@@ -117,7 +117,7 @@ TEST_P(Compact, ExecutesASharedMaskInEveryLane) {
 
 // A mask for another length is refused before the first row moves.
 TEST_P(Compact, RefusesAMaskOfOtherLengthsUntouched) {
-  LayoutCache cache = GetParam().make(kShape, kCapacity);
+  LayoutCache cache = GetParam().make(GetParam().fitting(kShape), kCapacity);
   fill(cache, {6, 6, 6, 6});
   const std::vector<std::byte> before = cache.memory();
   const KeepMask mask = mask_of(MaskScope::kHead, 2, 2, {"010101", "010101", "010101", "01010"});
@@ -126,6 +126,8 @@ TEST_P(Compact, RefusesAMaskOfOtherLengthsUntouched) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, Compact, testing::ValuesIn(all_layouts()),
+                         [](const auto& layout) { return layout.param.name; });
+INSTANTIATE_TEST_SUITE_P(Q8Layouts, Compact, testing::ValuesIn(kvevict_test::q8_0_layouts()),
                          [](const auto& layout) { return layout.param.name; });
 
 TEST(CompactShape, RefusesAMaskOfAnotherModel) {
@@ -145,6 +147,21 @@ TEST(CompactRows, WithoutValuesMovesKeys) {
   EXPECT_FALSE(lane.values.present());
   compact(views::RaggedView(shape, {&lane, 1}), mask_of("101"));
   EXPECT_EQ(keys, (std::vector<float>{1, 2, 5, 6, 5, 6}));
+}
+
+TEST(CompactRows, RefusesBlocksThatNoRowCanHold) {
+  std::vector<std::byte> memory(4 * 34);
+  const auto compacted = [&](std::size_t head_dim, std::ptrdiff_t dim_stride_bytes) {
+    const CacheShape shape{
+        .num_layers = 1, .num_q_heads = 1, .num_kv_heads = 1, .head_dim = head_dim};
+    MutableLane lane =
+        views::RaggedView::dense_lane(shape, 2, memory.data(), memory.data(), ElementType::kQ8_0);
+    lane.values.dim_stride_bytes = dim_stride_bytes;
+    compact(views::RaggedView(shape, {&lane, 1}), mask_of("01"));
+  };
+  compacted(32, 0);
+  EXPECT_TRUE(refuses([&] { compacted(48, 0); }, {"compact", "head_dim = 48", "multiple of 32"}));
+  EXPECT_TRUE(refuses([&] { compacted(32, 1); }, {"compact", "dim_stride_bytes = 1", "q8_0"}));
 }
 
 TEST(CompactRows, RefusesRowsThatCanOnlyBeRead) {

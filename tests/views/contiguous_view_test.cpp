@@ -36,6 +36,25 @@ TEST(ContiguousView, AddressesEachLayout) {
   EXPECT_EQ(element_stride(transposed), 5);
 }
 
+// Rows of 64 are two blocks of 34 bytes.
+TEST(ContiguousView, RowsOfBlocksLieSideBySide) {
+  std::vector<std::byte> memory(2 * kCapacity * 3 * 68);
+  const auto offset = [&](const Tensor& tensor) {
+    return tensor.rows(1, 2).row(3) - memory.data();
+  };
+  const Tensor nhd = Tensor::nhd(memory.data(), ElementType::kQ8_0, kCapacity, 3, 64);
+  EXPECT_EQ(offset(nhd), ((1 * 5 + 3) * 3 + 2) * 68);
+  EXPECT_TRUE(nhd.rows(1, 2).row_is_contiguous());
+  const Tensor hnd = Tensor::hnd(memory.data(), ElementType::kQ8_0, kCapacity, 3, 64);
+  EXPECT_EQ(offset(hnd), ((1 * 3 + 2) * 5 + 3) * 68);
+  EXPECT_TRUE(hnd.rows(1, 2).row_is_contiguous());
+  EXPECT_TRUE(refuses(
+      [&] {
+        static_cast<void>(Tensor::transposed(memory.data(), ElementType::kQ8_0, kCapacity, 3, 64));
+      },
+      {"Tensor::transposed", "type"}));
+}
+
 TEST(ContiguousView, KeysAndValuesMayDiffer) {
   std::vector<float> keys(2 * kCapacity * 3 * 4);
   std::vector<std::uint16_t> values(2 * kCapacity * 3 * 2);

@@ -148,7 +148,7 @@ class MergeLayouts : public testing::TestWithParam<kvevict_test::Layout> {};
 TEST_P(MergeLayouts, GiveTheDefinition) {
   constexpr CacheShape kShape{
       .num_layers = 2, .num_q_heads = 4, .num_kv_heads = 2, .head_dim = 6, .value_dim = 5};
-  LayoutCache cache = GetParam().make(kShape, 160);
+  LayoutCache cache = GetParam().make(GetParam().fitting(kShape), 160);
   kvevict_test::Random random(5);
   const std::vector<std::size_t> lengths = {160, 0, 1, 97};
   std::vector<std::string> lanes;
@@ -196,6 +196,8 @@ TEST_P(MergeLayouts, GiveTheDefinition) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, MergeLayouts, testing::ValuesIn(kvevict_test::all_layouts()),
+                         [](const auto& layout) { return layout.param.name; });
+INSTANTIATE_TEST_SUITE_P(Q8Layouts, MergeLayouts, testing::ValuesIn(kvevict_test::q8_0_layouts()),
                          [](const auto& layout) { return layout.param.name; });
 
 TEST(ValueMerge, RefusesWhatCannotWork) {
