@@ -69,8 +69,8 @@ std::vector<Quantised> quantised_cases() {
   tri.recent_window = 2;
   tri.min_queries = 6;
   kvevict::H2OCAOTE::Options caote;
-  caote.budget = kBudget;
-  caote.recent_window = 2;
+  caote.heavy = kBudget - 3;
+  caote.recent = std::size_t{3};
   kvevict::LaProxOptions laprox;
   laprox.budget = kBudget;
   laprox.observation_window = 4;
@@ -78,12 +78,12 @@ std::vector<Quantised> quantised_cases() {
   return {case_of<kvevict::SnapKV>("SnapKV", {.budget = kBudget, .observation_window = 4}),
           case_of<kvevict::Knorm>("Knorm", {.budget = kBudget}),
           case_of<kvevict::KeyDiff>("KeyDiff", {.budget = kBudget}),
-          case_of<kvevict::LagKV>("LagKV", {.num_sink_tokens = 1, .lag_size = 4}),
+          case_of<kvevict::LagKV>("LagKV", {.num_sink_tokens = 1, .lag_len = 4}),
           case_of<kvevict::TriAttention>("TriAttention", tri),
           case_of<kvevict::LaProx>("LaProx", laprox),
           case_of<kvevict::H2OCAOTE>("H2OCAOTE", caote),
           case_of<kvevict::CurDKV>("CurDKV", {.budget = kBudget}),
-          case_of<kvevict::RKV>("RKV", {.budget = kBudget})};
+          case_of<kvevict::RKV>("RKV", {.budget = kBudget, .buffer = 2, .observation_window = 4})};
 }
 
 /// Every mask that a run applies, and what is left of the prompt and the text.
