@@ -384,17 +384,24 @@ void more_passes() {
           benchmark::DoNotOptimize(inside);
         }
       });
+  // Four vectors: products with the channels, and with the lengths of the bands.
+  constexpr std::size_t kWidth = kDim + kDim / 2;
+  const std::vector<float>& vectors = keep(normal_values(4 * kWidth, 12));
   row(
-      "band_lengths", 6,
+      "band_dots", 4,
       [&](const kernels::KernelSet& k) {
-        k.band_lengths(block(x.data(), kSlots / kDim, ElementType::kF32), false, out.data());
+        k.band_dots(vectors.data(), 4, kWidth, block(x.data(), kSlots / kDim, ElementType::kF32),
+                    false, out.data(), kSlots / kDim);
       },
       [&] {
         const ConstMap rows(x.data(), kSlots / kDim, kDim);
-        Eigen::Map<RowMatrix>(out.data(), kSlots / kDim, kDim / 2) =
+        const ConstMap both(vectors.data(), 4, kWidth);
+        const RowMatrix lengths =
             (rows.leftCols(kDim / 2).array().square() + rows.rightCols(kDim / 2).array().square())
                 .sqrt()
                 .matrix();
+        Eigen::Map<RowMatrix>(out.data(), 4, kSlots / kDim) =
+            both.leftCols(kDim) * rows.transpose() + both.rightCols(kDim / 2) * lengths.transpose();
       });
 }
 

@@ -266,9 +266,13 @@ TEST_P(Kernels, BlocksOfQ8GiveTheBitsOfTheirValues) {
       expect_same(num_rows, [&](const RowBlock& rows, float* out) {
         set().projected_norms(factor.data(), rows, out);
       });
+      std::vector<float> vectors(2 * (dim + dim / 2));
+      for (std::size_t i = 0; i < vectors.size(); ++i)
+        vectors[i] = static_cast<float>(i % 7) - 2.5F;
       for (const bool interleaved : {false, true}) {
-        expect_same(num_rows * dim / 2, [&](const RowBlock& rows, float* out) {
-          set().band_lengths(rows, interleaved, out);
+        expect_same(num_rows * 2, [&](const RowBlock& rows, float* out) {
+          set().band_dots(vectors.data(), 2, static_cast<std::ptrdiff_t>(dim + dim / 2), rows,
+                          interleaved, out, static_cast<std::ptrdiff_t>(num_rows));
         });
       }
     }
@@ -439,25 +443,50 @@ TEST_P(Kernels, RowNormsAndVariancesMatchDouble) {
   }
 }
 
-TEST_P(Kernels, BandLengthsMatchDoubleInBothPairings) {
+// Products with u and with the bands' lengths, against double; and the same bits for a row whatever
+// stands beside it.
+TEST_P(Kernels, BandDotsMatchDoubleInBothPairings) {
+  constexpr std::size_t kMostVectors = 6;
   for (const ElementType type : kTypes) {
     for (const std::size_t dim : dims_of(type, {2, 6, 14, 16, 18, 32, 34, 64, 96, 128, 130, 256})) {
       const StoredRows rows(5, dim, type, Values::kHeavyTail, 29);
+      const std::size_t n = dim / 2;
+      const std::size_t width = dim + n + 1;  // strides may be larger
+      const std::vector<float> vectors = make(kMostVectors * width, Values::kHeavyTail, 30);
       for (const bool interleaved : {false, true}) {
-        std::vector<float> lengths(5 * dim / 2 + 1, kGuard);
-        set().band_lengths(rows.block, interleaved, lengths.data());
-        for (std::size_t r = 0; r < 5; ++r) {
-          for (std::size_t band = 0; band < dim / 2; ++band) {
-            const std::size_t x = interleaved ? 2 * band : band;
-            const std::size_t y = interleaved ? 2 * band + 1 : dim / 2 + band;
-            const double expected = std::hypot(static_cast<double>(rows.values[r][x]),
-                                               static_cast<double>(rows.values[r][y]));
-            EXPECT_NEAR(static_cast<double>(lengths[r * dim / 2 + band]), expected,
-                        2 * kEpsilon * expected + 1e-30)
-                << dim << ' ' << band;
+        std::vector<float> all(kMostVectors * 5);
+        set().band_dots(vectors.data(), kMostVectors, static_cast<std::ptrdiff_t>(width),
+                        rows.block, interleaved, all.data(), 5);
+        for (std::size_t v = 0; v < kMostVectors; ++v) {
+          const float* const vector = vectors.data() + v * width;
+          for (std::size_t r = 0; r < 5; ++r) {
+            double expected = 0.0;
+            double size = 0.0;
+            const auto add = [&](float factor, double x) {
+              expected += static_cast<double>(factor) * x;
+              size += std::abs(static_cast<double>(factor) * x);
+            };
+            for (std::size_t band = 0; band < n; ++band) {
+              const std::size_t c = interleaved ? 2 * band : band;
+              const std::size_t d = interleaved ? 2 * band + 1 : n + band;
+              const auto x = static_cast<double>(rows.values[r][c]);
+              const auto y = static_cast<double>(rows.values[r][d]);
+              add(vector[c], x);
+              add(vector[d], y);
+              add(vector[dim + band], std::hypot(x, y));
+            }
+            EXPECT_NEAR(static_cast<double>(all[v * 5 + r]), expected, 4 * kEpsilon * size + 1e-30)
+                << dim << ' ' << v << ' ' << r;
+            RowBlock one = rows.block;
+            one.data = static_cast<const std::byte*>(one.data) +
+                       static_cast<std::ptrdiff_t>(r) * one.stride_bytes;
+            one.num_rows = 1;
+            float alone[2] = {kGuard, kGuard};
+            set().band_dots(vector, 1, 0, one, interleaved, alone, 0);
+            EXPECT_EQ(alone[0], all[v * 5 + r]) << dim << ' ' << v << ' ' << r;
+            EXPECT_EQ(alone[1], kGuard);
           }
         }
-        EXPECT_EQ(lengths[5 * dim / 2], kGuard);
       }
     }
   }

@@ -104,8 +104,8 @@ KVEVICT_AVX2 inline void widen_as(const std::byte* source, std::size_t n,
 
 /// Sums of the lanes of eight vectors, {low[0], .., low[3], high[0], .., high[3]}, each in the
 /// order of reduce().
-[[nodiscard]] KVEVICT_AVX2 inline __m256 reduce_each(const __m256 (&low)[4],
-                                                     const __m256 (&high)[4]) noexcept {
+[[nodiscard, gnu::always_inline]] KVEVICT_AVX2 inline __m256 reduce_each(
+    const __m256 (&low)[4], const __m256 (&high)[4]) noexcept {
   __m256 halves[4];
   for (std::size_t i = 0; i < 4; ++i) {
     halves[i] = _mm256_add_ps(_mm256_permute2f128_ps(low[i], high[i], 0x20),
@@ -407,28 +407,102 @@ KVEVICT_AVX2 inline void projected_norms_as(const float* factor, const RowBlock&
   }
 }
 
+/// Eight channels of a row where their bands begin and eight where these end, and the bands'
+/// lengths.
+struct Bands {
+  __m256 first;
+  __m256 second;
+  __m256 lengths;
+};
 template <ElementType kType>
-KVEVICT_AVX2 inline void band_lengths_as(const RowBlock& rows, bool interleaved,
-                                         float* out) noexcept {
-  const std::size_t n = rows.dim / 2;
-  const std::size_t whole = n / kLanes * kLanes;
-  for (std::size_t i = 0; i < rows.num_rows; ++i) {
-    const std::byte* row = scalar::row_of(rows, i);
-    float* const lengths = out + i * n;
-    for (std::size_t f = 0; f < whole; f += kLanes) {
-      const __m256 x = load<kType>(row, interleaved ? 2 * f : f);
-      const __m256 y = load<kType>(row, interleaved ? 2 * f + kLanes : n + f);
-      __m256 squares = _mm256_fmadd_ps(x, x, _mm256_mul_ps(y, y));
-      if (interleaved) {
-        // Sums of neighbours, four of x and four of y in turn.
-        const __m256 sums = _mm256_hadd_ps(_mm256_mul_ps(x, x), _mm256_mul_ps(y, y));
-        squares = _mm256_castpd_ps(
-            _mm256_permute4x64_pd(_mm256_castps_pd(sums), _MM_SHUFFLE(3, 1, 2, 0)));
+[[nodiscard]] KVEVICT_AVX2 inline Bands load_bands(const std::byte* row, std::size_t num_bands,
+                                                   bool interleaved, std::size_t f) noexcept {
+  Bands bands;
+  bands.first = load<kType>(row, interleaved ? 2 * f : f);
+  bands.second = load<kType>(row, interleaved ? 2 * f + kLanes : num_bands + f);
+  KVEVICT_ROUND(bands.first);
+  KVEVICT_ROUND(bands.second);
+  __m256 squares =
+      _mm256_fmadd_ps(bands.first, bands.first, _mm256_mul_ps(bands.second, bands.second));
+  if (interleaved) {
+    // Sums of neighbours, four of each half in turn.
+    const __m256 sums = _mm256_hadd_ps(_mm256_mul_ps(bands.first, bands.first),
+                                       _mm256_mul_ps(bands.second, bands.second));
+    squares =
+        _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(sums), _MM_SHUFFLE(3, 1, 2, 0)));
+  }
+  bands.lengths = _mm256_sqrt_ps(squares);
+  return bands;
+}
+
+/// The products of `kVectors` <= 4 vectors with two rows; a length is used for all of them.
+template <ElementType kType, std::size_t kVectors>
+KVEVICT_AVX2 inline void band_tile(const float* vectors, std::ptrdiff_t vector_stride,
+                                   const std::byte* (&rows)[2], std::size_t num_bands,
+                                   bool interleaved, float (&out)[8]) noexcept {
+  __m256 sums[2][4];
+  for (std::size_t v = 0; v < 4; ++v)
+    sums[0][v] = sums[1][v] = _mm256_setzero_ps();
+  for (std::size_t f = 0; f + kLanes <= num_bands; f += kLanes) {
+    const std::size_t x = interleaved ? 2 * f : f;
+    const std::size_t y = interleaved ? 2 * f + kLanes : num_bands + f;
+    const Bands bands[2] = {load_bands<kType>(rows[0], num_bands, interleaved, f),
+                            load_bands<kType>(rows[1], num_bands, interleaved, f)};
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      const float* const vector = vectors + static_cast<std::ptrdiff_t>(v) * vector_stride;
+      const __m256 u_x = _mm256_loadu_ps(vector + x);
+      const __m256 u_y = _mm256_loadu_ps(vector + y);
+      const __m256 w = _mm256_loadu_ps(vector + 2 * num_bands + f);
+      for (std::size_t r = 0; r < 2; ++r) {
+        sums[r][v] = _mm256_fmadd_ps(u_x, bands[r].first, sums[r][v]);
+        sums[r][v] = _mm256_fmadd_ps(u_y, bands[r].second, sums[r][v]);
+        sums[r][v] = _mm256_fmadd_ps(w, bands[r].lengths, sums[r][v]);
       }
-      _mm256_storeu_ps(lengths + f, _mm256_sqrt_ps(squares));
     }
-    for (std::size_t f = whole; f < n; ++f)
-      lengths[f] = scalar::band_length(row, kType, n, interleaved, f);
+  }
+  _mm256_storeu_ps(out, reduce_each(sums[0], sums[1]));
+  const std::size_t whole = num_bands / kLanes * kLanes;
+  for (std::size_t v = 0; whole < num_bands && v < kVectors; ++v) {
+    for (std::size_t r = 0; r < 2; ++r) {
+      out[r * 4 + v] += scalar::band_dot(vectors + static_cast<std::ptrdiff_t>(v) * vector_stride,
+                                         rows[r], kType, num_bands, interleaved, whole);
+    }
+  }
+}
+
+template <ElementType kType>
+KVEVICT_AVX2 inline void band_dots_as(const float* vectors, std::size_t num_vectors,
+                                      std::ptrdiff_t vector_stride, const RowBlock& rows,
+                                      bool interleaved, float* out,
+                                      std::ptrdiff_t out_stride) noexcept {
+  const std::size_t num_bands = rows.dim / 2;
+  for (std::size_t i = 0; i < rows.num_rows; i += 2) {
+    const std::size_t num_rows = std::min<std::size_t>(2, rows.num_rows - i);
+    const std::byte* pair[2] = {scalar::row_of(rows, i), scalar::row_of(rows, i + num_rows - 1)};
+    prefetch_rows(rows, i + 16, i + 18);
+    for (std::size_t v = 0; v < num_vectors; v += 4) {
+      const float* const from = vectors + static_cast<std::ptrdiff_t>(v) * vector_stride;
+      const std::size_t count = std::min<std::size_t>(4, num_vectors - v);
+      float products[8];
+      switch (count) {
+        case 1:
+          band_tile<kType, 1>(from, vector_stride, pair, num_bands, interleaved, products);
+          break;
+        case 2:
+          band_tile<kType, 2>(from, vector_stride, pair, num_bands, interleaved, products);
+          break;
+        case 3:
+          band_tile<kType, 3>(from, vector_stride, pair, num_bands, interleaved, products);
+          break;
+        default:
+          band_tile<kType, 4>(from, vector_stride, pair, num_bands, interleaved, products);
+      }
+      for (std::size_t k = 0; k < count; ++k) {
+        float* const to = out + static_cast<std::ptrdiff_t>(v + k) * out_stride + i;
+        for (std::size_t r = 0; r < num_rows; ++r)
+          to[r] = products[r * 4 + k];
+      }
+    }
   }
 }
 
@@ -489,16 +563,22 @@ KVEVICT_AVX2 inline void row_variances(RowBlock rows, float* out) noexcept {
       return row_variances_as<ElementType::kQ8_0>(rows, out);
   }
 }
-KVEVICT_AVX2 inline void band_lengths(RowBlock rows, bool interleaved, float* out) noexcept {
+KVEVICT_AVX2 inline void band_dots(const float* vectors, std::size_t num_vectors,
+                                   std::ptrdiff_t vector_stride, RowBlock rows, bool interleaved,
+                                   float* out, std::ptrdiff_t out_stride) noexcept {
   switch (rows.type) {
     case ElementType::kF32:
-      return band_lengths_as<ElementType::kF32>(rows, interleaved, out);
+      return band_dots_as<ElementType::kF32>(vectors, num_vectors, vector_stride, rows, interleaved,
+                                             out, out_stride);
     case ElementType::kF16:
-      return band_lengths_as<ElementType::kF16>(rows, interleaved, out);
+      return band_dots_as<ElementType::kF16>(vectors, num_vectors, vector_stride, rows, interleaved,
+                                             out, out_stride);
     case ElementType::kBF16:
-      return band_lengths_as<ElementType::kBF16>(rows, interleaved, out);
+      return band_dots_as<ElementType::kBF16>(vectors, num_vectors, vector_stride, rows,
+                                              interleaved, out, out_stride);
     case ElementType::kQ8_0:
-      return band_lengths_as<ElementType::kQ8_0>(rows, interleaved, out);
+      return band_dots_as<ElementType::kQ8_0>(vectors, num_vectors, vector_stride, rows,
+                                              interleaved, out, out_stride);
   }
 }
 KVEVICT_AVX2 inline void projected_norms(const float* factor, RowBlock rows, float* out) noexcept {
@@ -956,7 +1036,7 @@ inline constexpr KernelSet kSet{
     .row_norms = row_norms,
     .row_variances = row_variances,
     .projected_norms = projected_norms,
-    .band_lengths = band_lengths,
+    .band_dots = band_dots,
     .squared_distance = squared_distance,
     .sum = sum,
     .max_value = max_value,

@@ -648,7 +648,7 @@ inline constexpr KernelSet kSet{
     .row_norms = row_norms,
     .row_variances = avx2::row_variances,
     .projected_norms = projected_norms,
-    .band_lengths = avx2::band_lengths,
+    .band_dots = avx2::band_dots,
     .squared_distance = squared_distance,
     .sum = sum,
     .max_value = max_value,

@@ -81,9 +81,14 @@ struct KernelSet {
   /// by linalg's gram_cholesky: with C C^T = W W^T this is || row_i W ||_2 (papers: LaProx 2.1).
   void (*projected_norms)(const float* factor, RowBlock rows, float* out) noexcept;
 
-  /// out[i * dim / 2 + f] = length of band f of row i, the channels f and dim / 2 + f, or 2 f and
-  /// 2 f + 1 where the pairs of a rotary embedding are `interleaved`. dim is even.
-  void (*band_lengths)(RowBlock rows, bool interleaved, float* out) noexcept;
+  /// out[v * out_stride + i] = sum_c u_c row_i[c] + sum_f w_f l_f: the product of row i with a
+  /// vector and of the lengths l of its bands with weights. Vector v starts at
+  /// vectors + v * vector_stride, `dim` floats of u, then dim / 2 of w. Band f is the channels f
+  /// and dim / 2 + f, or 2 f and 2 f + 1 where the pairs of a rotary embedding are `interleaved`.
+  /// dim is even. The sum's order depends on `dim` alone.
+  void (*band_dots)(const float* vectors, std::size_t num_vectors, std::ptrdiff_t vector_stride,
+                    RowBlock rows, bool interleaved, float* out,
+                    std::ptrdiff_t out_stride) noexcept;
 
   /// Sum of (a[i] - b[i])^2, in double.
   double (*squared_distance)(const float* a, const float* b, std::size_t n) noexcept;

@@ -428,7 +428,7 @@ inline constexpr KernelSet kSet{
     .row_norms = row_norms,
     .row_variances = scalar::row_variances,
     .projected_norms = projected_norms,
-    .band_lengths = scalar::band_lengths,
+    .band_dots = scalar::band_dots,
     .squared_distance = squared_distance,
     .sum = sum,
     .max_value = max_value,

@@ -45,6 +45,15 @@ inline void widen(const void* source, ElementType type, std::size_t n,
     destination[i] = load(source, type, i);
 }
 
+/// Sum of partial sums, as vector lanes are added: halves, quarters, ..
+[[nodiscard]] inline float sum_of(std::array<float, 16> partial) noexcept {
+  for (std::size_t half = 8; half > 0; half /= 2) {
+    for (std::size_t p = 0; p < half; ++p)
+      partial[p] += partial[p + half];
+  }
+  return partial[0];
+}
+
 inline void row_dots(const float* queries, std::size_t num_queries, std::ptrdiff_t query_stride,
                      RowBlock rows, float* out, std::ptrdiff_t out_stride) noexcept {
   for (std::size_t q = 0; q < num_queries; ++q) {
@@ -57,11 +66,7 @@ inline void row_dots(const float* queries, std::size_t num_queries, std::ptrdiff
       for (std::size_t c = 0; c < rows.dim; ++c) {
         partial[c % 16] += query[c] * load(row, rows.type, c);
       }
-      for (std::size_t half = 8; half > 0; half /= 2) {
-        for (std::size_t p = 0; p < half; ++p)
-          partial[p] += partial[p + half];
-      }
-      out_row[i] = partial[0];
+      out_row[i] = sum_of(partial);
     }
   }
 }
@@ -118,11 +123,31 @@ inline void projected_norms(const float* factor, RowBlock rows, float* out) noex
   return std::sqrt(x * x + y * y);
 }
 
-inline void band_lengths(RowBlock rows, bool interleaved, float* out) noexcept {
-  const std::size_t n = rows.dim / 2;
-  for (std::size_t i = 0; i < rows.num_rows; ++i) {
-    for (std::size_t f = 0; f < n; ++f)
-      out[i * n + f] = band_length(row_of(rows, i), rows.type, n, interleaved, f);
+/// What the bands from `first` on add to the product of a vector and a row.
+[[nodiscard]] inline float band_dot(const float* vector, const std::byte* row, ElementType type,
+                                    std::size_t num_bands, bool interleaved,
+                                    std::size_t first) noexcept {
+  std::array<float, 16> partial{};
+  for (std::size_t f = first; f < num_bands; ++f) {
+    const std::size_t x = interleaved ? 2 * f : f;
+    const std::size_t y = interleaved ? 2 * f + 1 : num_bands + f;
+    float& sum = partial[f % 16];
+    sum += vector[x] * load(row, type, x);
+    sum += vector[y] * load(row, type, y);
+    sum += vector[2 * num_bands + f] * band_length(row, type, num_bands, interleaved, f);
+  }
+  return sum_of(partial);
+}
+
+inline void band_dots(const float* vectors, std::size_t num_vectors, std::ptrdiff_t vector_stride,
+                      RowBlock rows, bool interleaved, float* out,
+                      std::ptrdiff_t out_stride) noexcept {
+  for (std::size_t v = 0; v < num_vectors; ++v) {
+    for (std::size_t i = 0; i < rows.num_rows; ++i) {
+      out[static_cast<std::ptrdiff_t>(v) * out_stride + static_cast<std::ptrdiff_t>(i)] =
+          band_dot(vectors + static_cast<std::ptrdiff_t>(v) * vector_stride, row_of(rows, i),
+                   rows.type, rows.dim / 2, interleaved, 0);
+    }
   }
 }
 
@@ -349,7 +374,7 @@ inline constexpr KernelSet kSet{
     .row_norms = row_norms,
     .row_variances = row_variances,
     .projected_norms = projected_norms,
-    .band_lengths = band_lengths,
+    .band_dots = band_dots,
     .squared_distance = squared_distance,
     .sum = sum,
     .max_value = max_value,

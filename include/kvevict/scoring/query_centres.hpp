@@ -173,33 +173,22 @@ class QueryCentres : public FutureQuerySignal<kGiven> {
     const std::size_t dim = shape.head_dim;
     const std::size_t num_bands = rotary.num_pairs();
     const std::size_t group = shape.group_size();
-    const std::span<float> queries = input.scratch.floats(Base::kMeans, group * (dim + num_bands));
-    const std::span<float> means = queries.first(group * dim);
-    const std::span<float> weights = queries.last(group * num_bands);
+    // A mean and weights for each query head. Of the mean the channels that turn.
+    const std::size_t width = 3 * num_bands;
+    const std::span<float> vectors = input.scratch.floats(Base::kMeans, group * width + dim);
+    const std::span<float> mean = vectors.last(dim);
     for (std::size_t g = 0; g < group; ++g) {
       const std::size_t layer = scores.layer(head);
       const std::size_t q_head = scores.kv_head(head) * group + g;
-      if (with_mean)
-        Base::queries().mean(input.sequence, layer, q_head, means.subspan(g * dim, dim));
-      band_weights(layer, q_head, weights.subspan(g * num_bands, num_bands));
-    }
-    const std::span<float> lengths = input.scratch.floats(Base::kFactor, kBlock * num_bands);
-    const std::span<float> sums = input.scratch.floats(kPartial, kBlock * group);
-    const auto add_sums = [&](std::size_t slot, std::size_t count) {
-      for (std::size_t g = 0; g < group; ++g) {
-        const std::span<float> array =
-            scores.array(head * group + g).subspan(slot - scores.first(), count);
-        // Not kernel.add, which would leave out what is not finite.
-        for (std::size_t i = 0; i < count; ++i)
-          array[i] += sums[g * kBlock + i];
+      const std::span<float> vector = vectors.subspan(g * width, width);
+      std::fill(vector.begin(), vector.end(), 0.0F);
+      if (with_mean) {
+        Base::queries().mean(input.sequence, layer, q_head, mean);
+        std::copy_n(mean.begin(), 2 * num_bands, vector.begin());
       }
-    };
-    const auto add_dots = [&](std::span<const float> vectors, const kernels::RowBlock& rows,
-                              std::size_t slot) {
-      input.kernel.row_dots(vectors.data(), group, static_cast<std::ptrdiff_t>(rows.dim), rows,
-                            sums.data(), static_cast<std::ptrdiff_t>(kBlock));
-      add_sums(slot, rows.num_rows);
-    };
+      band_weights(layer, q_head, vector.last(num_bands));
+    }
+    const std::span<float> sums = input.scratch.floats(kPartial, kBlock * group);
     const bool interleaved = rotary.pairing == RotaryPairing::kInterleaved;
     for_each_row_block(
         scores.cache(head).keys, dim, scores.first(), scores.first() + scores.count(), input.kernel,
@@ -210,14 +199,17 @@ class QueryCentres : public FutureQuerySignal<kGiven> {
             keys.data = static_cast<const std::byte*>(all.data) +
                         static_cast<std::ptrdiff_t>(first) * all.stride_bytes;
             keys.num_rows = std::min(kBlock, all.num_rows - first);
-            if (with_mean)
-              add_dots(means, keys, first_slot + first);
-            keys.dim = 2 * num_bands;  // the channels that turn
-            input.kernel.band_lengths(keys, interleaved, lengths.data());
-            add_dots(weights,
-                     {lengths.data(), static_cast<std::ptrdiff_t>(num_bands * sizeof(float)),
-                      keys.num_rows, num_bands, ElementType::kF32},
-                     first_slot + first);
+            keys.dim = 2 * num_bands;
+            input.kernel.band_dots(vectors.data(), group, static_cast<std::ptrdiff_t>(width), keys,
+                                   interleaved, sums.data(), static_cast<std::ptrdiff_t>(kBlock));
+            for (std::size_t g = 0; g < group; ++g) {
+              const std::span<float> array =
+                  scores.array(head * group + g)
+                      .subspan(first_slot + first - scores.first(), keys.num_rows);
+              // Not kernel.add, which would leave out what is not finite.
+              for (std::size_t i = 0; i < array.size(); ++i)
+                array[i] += sums[g * kBlock + i];
+            }
           }
         });
   }
