@@ -19,6 +19,7 @@
 #include <limits>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -303,6 +304,19 @@ TEST_P(PublishedForm, NeedsNeitherPositionsNorCosines) {
   }
 }
 
+/// Fed `len` tokens of which it holds [first, first + RandomModel::kLen) alone.
+TriAttentionStats holding(const TriAttentionOptions& options, const CacheShape& shape,
+                          std::size_t first, std::size_t len) {
+  auto policy = fed<TriAttentionStats>(options, shape, len);
+  kvevict::KeepMask held;
+  held.reset(kvevict::MaskScope::kModel, 1, 1);
+  const auto bits = held.add_lane(len);
+  for (std::size_t slot = first; slot < first + RandomModel::kLen; ++slot)
+    bits[slot / 64] |= std::uint64_t{1} << (slot % 64);
+  policy.apply(held);
+  return policy;
+}
+
 // Identity (b): text that lies 1000 positions further on scores the same.
 TEST_P(PublishedForm, DependsOnDistanceAlone) {
   const RandomModel model(GetParam());
@@ -310,16 +324,180 @@ TEST_P(PublishedForm, DependsOnDistanceAlone) {
   Keys there = model.cached(1000);
   const std::vector<float> a =
       here.raw(fed<TriAttentionStats>(model.options(), model.shape, RandomModel::kLen));
-  auto policy = fed<TriAttentionStats>(model.options(), model.shape, 1000 + RandomModel::kLen);
-  kvevict::KeepMask newest;
-  newest.reset(kvevict::MaskScope::kModel, 1, 1);
-  const auto bits = newest.add_lane(1000 + RandomModel::kLen);
-  for (std::size_t slot = 1000; slot < 1000 + RandomModel::kLen; ++slot)
-    bits[slot / 64] |= std::uint64_t{1} << (slot % 64);
-  policy.apply(newest);
-  const std::vector<float> b = there.raw(policy);
+  const std::vector<float> b =
+      there.raw(holding(model.options(), model.shape, 1000, 1000 + RandomModel::kLen));
   for (std::size_t i = 0; i < a.size(); ++i)
     EXPECT_NEAR(a[i], b[i], 1e-4);
+}
+
+// Identity (k): without the part that goes by distance the time does not matter. The same keys at
+// the same positions, read 1000 tokens later.
+TEST_P(PublishedForm, WithoutDistanceTimeDoesNotMatter) {
+  const RandomModel model(GetParam());
+  Keys keys = model.cached(0);
+  for (const bool use_distance : {false, true}) {
+    TriAttentionOptions options = model.options();
+    options.use_distance = use_distance;
+    const std::vector<float> now =
+        keys.raw(holding(options, model.shape, 0, RandomModel::kLen + 1));
+    const std::vector<float> later =
+        keys.raw(holding(options, model.shape, 0, RandomModel::kLen + 1000));
+    EXPECT_EQ(now == later, !use_distance);
+  }
+}
+
+// Identity (d), first half: a key of twice the length has twice the score. Powers of two are exact.
+TEST_P(PublishedForm, IsProportionalToTheLengthOfAKey) {
+  const RandomModel model(GetParam());
+  Keys keys = model.cached(0);
+  const auto policy = fed<TriAttentionStats>(model.options(), model.shape, RandomModel::kLen);
+  std::vector<float> expected = keys.raw(policy);
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    expected[i] = std::ldexp(expected[i], static_cast<int>(i % RandomModel::kLen % 5) - 2);
+  for (std::size_t i = 0; i < keys.keys.size(); ++i)
+    keys.keys[i] = std::ldexp(keys.keys[i], static_cast<int>(i / model.shape.head_dim % 5) - 2);
+  EXPECT_EQ(keys.raw(policy), expected);
+}
+
+// Identity (d), second half: z-scores do not see how long the queries of a head are. Head 1 is 64
+// times louder; without z-scores the maximum over heads is then another one.
+TEST_P(PublishedForm, StandardScoresDoNotSeeTheUnitsOfAHead) {
+  const RandomModel model(GetParam());
+  Keys keys = model.cached(0);
+  auto louder = std::make_shared<QueryStatistics>(model.shape, false, model.rotary);
+  for (std::size_t head = 0; head < 2; ++head) {
+    std::vector<float> mean;
+    for (const double x : model.statistics->mean(0, head))
+      mean.push_back(static_cast<float>(x));
+    std::vector<float> lengths;
+    for (const double x : model.statistics->band_lengths(0, head))
+      lengths.push_back(static_cast<float>(x));
+    model.statistics->set(0, head, mean, {}, lengths);  // floats, which 64 multiplies exactly
+    for (std::vector<float>* values : {&mean, &lengths}) {
+      for (float& x : *values)
+        x *= head == 1 ? 64.0F : 1.0F;
+    }
+    louder->set(0, head, mean, {}, lengths);
+  }
+  for (const bool normalise : {true, false}) {
+    TriAttentionOptions options = model.options();
+    options.normalise = normalise;
+    const auto view = keys.view();
+    const kvevict::KeepMask before =
+        fed<TriAttentionStats>(options, model.shape, RandomModel::kLen).select(view);
+    options.query_statistics = louder;
+    const kvevict::KeepMask after =
+        fed<TriAttentionStats>(options, model.shape, RandomModel::kLen).select(view);
+    EXPECT_EQ(before == after, normalise);
+  }
+}
+
+// Identity (e): a head without a centre goes by lengths alone, s^2 sum_f a_f |k_f|, wherever its
+// keys lie and however they are turned.
+TEST_P(PublishedForm, WithoutACentreLengthsDecide) {
+  const RandomModel model(GetParam());
+  auto statistics = std::make_shared<QueryStatistics>(model.shape, false, model.rotary);
+  const std::vector<float> zero(model.shape.head_dim);
+  const std::vector<std::vector<float>> lengths = {{2, 1, .5F, 3}, {.25F, 4, 1, 1}};
+  for (std::size_t head = 0; head < 2; ++head)
+    statistics->set(0, head, zero, {}, lengths[head]);
+  TriAttentionOptions options = model.options();
+  options.query_statistics = statistics;
+  for (const std::size_t first : {std::size_t{0}, std::size_t{777}}) {
+    Keys keys = model.cached(first);
+    // As if the token in slot i stood i^2 positions further on.
+    for (std::size_t i = 0; i < RandomModel::kLen; ++i)
+      model.rotary.turn(static_cast<double>(i * i), keys.keys.data() + i * model.shape.head_dim);
+    const std::vector<float> raw =
+        keys.raw(fed<TriAttentionStats>(options, model.shape, RandomModel::kLen));
+    for (std::size_t i = 0; i < raw.size(); ++i) {
+      const std::size_t slot = i % RandomModel::kLen;
+      double sum = 0;
+      for (std::size_t f = 0; f < model.rotary.num_pairs(); ++f) {
+        const auto [c, d] = model.rotary.channels(f);
+        const float* key = model.before.data() + slot * model.shape.head_dim;
+        sum += static_cast<double>(lengths[i / RandomModel::kLen][f]) *
+               std::hypot(static_cast<double>(key[c]), static_cast<double>(key[d]));
+      }
+      EXPECT_NEAR(raw[i], 1.2 * 1.2 * sum, 2e-5) << i;
+    }
+  }
+}
+
+// Identity (h): no mean over offsets is above the largest of them, and one offset is both.
+TEST_P(PublishedForm, AMeanIsNoMoreThanTheLargest) {
+  const RandomModel model(GetParam());
+  Keys keys = model.cached(0);
+  for (const std::size_t largest : {1U, 2U, 4096U}) {
+    TriAttentionOptions options = model.options();
+    options.largest_offset = largest;
+    const std::vector<float> mean =
+        keys.raw(fed<TriAttentionStats>(options, model.shape, RandomModel::kLen));
+    options.offset_reduce = OffsetReduce::kMax;
+    const std::vector<float> peak =
+        keys.raw(fed<TriAttentionStats>(options, model.shape, RandomModel::kLen));
+    std::size_t apart = 0;
+    for (std::size_t i = 0; i < mean.size(); ++i) {
+      EXPECT_LE(mean[i], peak[i] + 1e-4F) << i;
+      apart += mean[i] < peak[i] - 1e-4F ? 1 : 0;
+    }
+    EXPECT_EQ(apart == 0, largest == 1) << apart;
+  }
+}
+
+// Identity (i): what is evicted changes z, never S. Every third key goes.
+TEST_P(PublishedForm, EvictionLeavesTheScoresOfTheOthers) {
+  const RandomModel model(GetParam());
+  Keys keys = model.cached(0);
+  const std::size_t dim = model.shape.head_dim;
+  auto policy = fed<TriAttentionStats>(model.options(), model.shape, RandomModel::kLen);
+  const auto standard = [&] {
+    const auto view = keys.view();
+    const kvevict::ViewRef ref(view);
+    kvevict::Scratch scratch;
+    std::vector<float> z(keys.len);
+    policy.method().score({ref, policy.sequence(), kvevict::kernels::best(), scratch}, 0, z);
+    return z;
+  };
+  const std::vector<float> before = keys.raw(policy);
+  const std::vector<float> z_before = standard();
+  std::string text;
+  std::vector<std::size_t> left;
+  for (std::size_t i = 0; i < RandomModel::kLen; ++i) {
+    text += i % 3 == 1 ? '0' : '1';
+    if (i % 3 == 1)
+      continue;
+    std::copy_n(keys.keys.begin() + static_cast<std::ptrdiff_t>(i * dim), dim,
+                keys.keys.begin() + static_cast<std::ptrdiff_t>(left.size() * dim));
+    left.push_back(i);
+  }
+  keys.len = left.size();
+  policy.apply(mask_of(text));
+  const std::vector<float> after = keys.raw(policy);
+  const std::vector<float> z_after = standard();
+  std::size_t changed = 0;
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    EXPECT_EQ(after[i], before[left[i]]) << i;
+    EXPECT_EQ(after[left.size() + i], before[RandomModel::kLen + left[i]]) << i;
+    changed += z_after[i] != z_before[left[i]] ? 1 : 0;
+  }
+  EXPECT_GT(changed, left.size() / 2);
+}
+
+// Identity (j), with QueryStatistics.MergeByTheirCounts: where all queries are equal, lengths add
+// nothing to the centre.
+TEST_P(PublishedForm, EqualQueriesHaveNoResidual) {
+  RandomModel model(GetParam());
+  model.statistics = std::make_shared<QueryStatistics>(model.shape, false, model.rotary);
+  const std::vector<float> query = {1, -.5F, .25F, 2, -1, .5F, 0, .75F, 0, 0};
+  for (std::size_t i = 0; i < 6; ++i)
+    model.statistics->add(0, i % 2, query.data());
+  TriAttentionOptions options = model.options();
+  options.use_distance = false;
+  Keys keys = model.cached(0);
+  const auto policy = fed<TriAttentionStats>(options, model.shape, RandomModel::kLen);
+  for (const float score : keys.raw(policy))
+    EXPECT_NEAR(score, 0, 1e-5);
 }
 
 // Identity (a): queries that are all equal, one distance: S is sqrt(d) times the logit of that
@@ -364,6 +542,20 @@ TriAttentionOptions toy(TriAttentionMode mode) {
   options.mode = mode;
   options.min_queries = 1;
   return options;
+}
+
+/// Of 9 random queries of each head, every head around a centre of its own.
+std::shared_ptr<const QueryStatistics> toy_statistics(const RotaryEmbedding& rotary) {
+  auto statistics = std::make_shared<QueryStatistics>(kModel, false, rotary);
+  Random random(31);
+  std::vector<float> query(kModel.head_dim);
+  for (std::size_t i = 0; i < 9 * kModel.num_layers * kModel.num_q_heads; ++i) {
+    const std::size_t head = i / 9;
+    for (std::size_t c = 0; c < query.size(); ++c)
+      query[c] = random.eighths() + (c == head % query.size() ? 2.0F : 0.0F);
+    statistics->add(head / kModel.num_q_heads, head % kModel.num_q_heads, query.data());
+  }
+  return statistics;
 }
 
 // Statistics that the policy gathers are those of the queries turned back: given to the other
@@ -423,6 +615,66 @@ TEST(TriAttention, TheUnionAsksTheUpperLayers) {
   EXPECT_EQ(kept_with(TriAttentionOptions::kDefaultLayer), kept_with(1));
   EXPECT_NE(kept_with(1), kept_with(0));
   EXPECT_NE(kept_with(1), kept_with(2));
+}
+
+// Identity (f): one set for the model is the k best by the maximum over layers and heads. The
+// authors let every head vote for its k best first and look at those alone; that changes nothing.
+TEST(TriAttention, TheUnionIsTheTopOfTheMaximum) {
+  constexpr std::size_t kLen = 90;
+  constexpr std::size_t kBudget = 12;
+  for (const std::size_t first_layer : {0U, 1U, 2U}) {
+    TriAttentionOptions options = toy(TriAttentionMode::kUnion);
+    options.first_layer = first_layer;
+    options.query_statistics = toy_statistics(options.rotary);
+    auto one = make_engine<TriAttentionStats>(options);
+    one.prompt(kLen);
+    TriAttentionOptions own_options = options;
+    own_options.mode = TriAttentionMode::kPerLayerHead;
+    auto own = make_engine<TriAttentionStats>(own_options);
+    own.prompt(kLen);
+    std::vector<double> best(kLen, -1e300);
+    std::vector<std::vector<double>> heads;
+    const auto view = own.cache.view();
+    const kvevict::ViewRef ref(view);
+    kvevict::Scratch scratch;
+    const kvevict::ScoreInput input{ref, own.policy.sequence(), kvevict::kernels::best(), scratch};
+    for (std::size_t lane = 2 * first_layer; lane < 6; ++lane) {
+      kvevict::LaneScores scores(input, lane);
+      own.policy.method().parts().signal().score(input, scores);
+      ASSERT_EQ(scores.num_arrays(), 2U);  // two query heads on each KV head
+      for (std::size_t h = 0; h < 2; ++h) {
+        const auto s = scores.array(h);
+        double mean = 0;
+        for (const float x : s)
+          mean += static_cast<double>(x) / kLen;
+        double variance = 0;
+        for (const float x : s)
+          variance += (static_cast<double>(x) - mean) * (static_cast<double>(x) - mean) / kLen;
+        heads.emplace_back();
+        for (std::size_t i = 0; i < kLen; ++i) {
+          heads.back().push_back((static_cast<double>(s[i]) - mean) / std::sqrt(variance));
+          best[i] = std::max(best[i], heads.back()[i]);
+        }
+      }
+    }
+    const auto top = [&](const std::vector<double>& scores) {
+      Slots order = range(0, kLen);
+      std::stable_sort(order.begin(), order.end(),
+                       [&](std::size_t a, std::size_t b) { return scores[a] > scores[b]; });
+      order.resize(kBudget);
+      std::sort(order.begin(), order.end());
+      return order;
+    };
+    const Slots expected = top(best);
+    EXPECT_EQ(kept_slots(one.select()), expected) << first_layer;
+    std::vector<double> voted(kLen, -1e300);
+    for (const std::vector<double>& head : heads) {
+      for (const std::size_t slot : top(head))
+        voted[slot] = best[slot];
+    }
+    EXPECT_EQ(top(voted), expected);
+    EXPECT_GT(std::count(voted.begin(), voted.end(), -1e300), 0);
+  }
 }
 
 TEST(TriAttention, FewQueriesKeepTheNewestTokens) {
