@@ -1,4 +1,5 @@
 // What holds for every policy, whatever it scores by.
+#include "kvevict/core/slot_bits.hpp"
 #include "kvevict/views/contiguous_view.hpp"
 #include "support/errors.hpp"
 #include "support/masks.hpp"
@@ -8,9 +9,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace kvevict_test {
@@ -23,9 +27,10 @@ class PolicyInvariants : public testing::TestWithParam<PolicyCase> {
   /// After the prompt, and where the policy waits for it some decode steps, nothing evicted yet.
   static AnyEngine before_first_cut(ToyModel model = {}, RowsFrom rows_from = RowsFrom::kQueries,
                                     std::size_t chunk = 0,
-                                    std::span<const kvevict::PositionSpan> pinned = {}) {
+                                    std::span<const kvevict::PositionSpan> pinned = {},
+                                    std::optional<std::size_t> budget = std::nullopt) {
     const Workload load = workload(GetParam());
-    AnyEngine engine = GetParam().engine(load.budget, model, rows_from);
+    AnyEngine engine = GetParam().engine(budget.value_or(load.budget), model, rows_from);
     engine.prompt(load.prompt_len, chunk, pinned);
     if (engine.policy.trigger() == kvevict::Trigger::kDecodeSteps) {
       for (std::size_t step = 0; step < 12; ++step)
@@ -286,17 +291,103 @@ TEST_P(PolicyInvariants, SeveralTokensInAStepAreAsManySteps) {
   if (GetParam().samples_steps)
     GTEST_SKIP() << "by definition";
   const Workload load = workload(GetParam());
-  const auto mask_with = [&](std::size_t per_step) {
-    AnyEngine engine = GetParam().engine(load.budget);
+  const auto mask_with = [&](std::size_t per_step, RowsFrom rows_from) {
+    AnyEngine engine = GetParam().engine(load.budget, {}, rows_from);
     engine.prompt(load.prompt_len);
     for (std::size_t fed = 0; fed < 12; fed += per_step)
       engine.feed(per_step);
     return KeepMask(engine.select());
   };
-  const KeepMask expected = mask_with(1);
-  for (const std::size_t per_step : {2U, 3U, 4U, 6U, 12U}) {
-    EXPECT_EQ(mask_with(per_step), expected) << per_step << " a step";
+  for (const RowsFrom rows_from : {RowsFrom::kQueries, RowsFrom::kEngine}) {
+    const KeepMask expected = mask_with(1, rows_from);
+    for (const std::size_t per_step : {2U, 3U, 4U, 6U, 12U}) {
+      EXPECT_EQ(mask_with(per_step, rows_from), expected) << per_step << " a step";
+    }
   }
+}
+
+// What a small budget keeps, a larger one keeps too, where the best stay by scores that do not know
+// the budget.
+TEST_P(PolicyInvariants, ALargerBudgetKeepsWhatASmallerOneKept) {
+  static const std::map<std::string, std::string> kOthers = {
+      {"FullKV", "has no budget"},
+      {"KVzap", "has no budget"},
+      {"DMSKnormThreshold", "leaves less than its budget"},
+      {"AhaKV", "scores by the budget"},
+      {"Compactor", "scores by the share that goes"},
+      {"LagKV", "has partitions of half the budget"},
+      {"AdaKV", "rounds between floors and what heads win"},
+      {"AdaKVGuarantee", "rounds between floors and what heads win"},
+      {"AdaKVKnorm", "rounds between floors and what heads win"},
+      {"AdaKVDropKV", "rounds between floors and what heads win"},
+      {"NestedKV", "rounds between floors and what heads win"},
+      {"CriticalKV", "chooses in two stages"},
+      {"CriticalKVL2", "chooses in two stages"},
+      {"CriticalAdaKV", "chooses in two stages"},
+      {"DefensiveKV", "chooses in two stages"},
+      {"DefensiveKVModel", "chooses in two stages"},
+      {"AdaptiveRKV", "chooses in two stages"},
+      {"ChunkKV", "takes the chunks that fit"},
+      {"ChunkKVFilled", "takes the chunks that fit"},
+      {"EntropyGatedChunkKV", "takes the chunks that fit"},
+      {"KVCrush", "keeps representatives"},
+      {"ThinKV", "keeps representatives"},
+      {"VaSE", "keeps representatives"},
+      {"TwinKVKnorm", "repairs its choice"},
+      {"TwinKVSnapKV", "repairs its choice"}};
+  const auto other = kOthers.find(GetParam().name);
+  if (other != kOthers.end())
+    GTEST_SKIP() << other->second;
+  const std::size_t middle = workload(GetParam()).budget;
+  const auto engine_with = [&](std::size_t budget) {
+    return before_first_cut({}, RowsFrom::kQueries, 0, {}, budget);
+  };
+  if (AnyEngine engine = engine_with(middle); !engine.policy.allocation().lane_budgets.empty())
+    GTEST_SKIP() << "rounds the shares of its lanes";
+  std::size_t grown = 0;
+  KeepMask smaller = engine_with(middle - 2).select();
+  for (std::size_t budget = middle - 1; budget <= middle + 3; ++budget) {
+    KeepMask larger = engine_with(budget).select();
+    ASSERT_EQ(larger.num_lanes(), smaller.num_lanes());
+    for (std::size_t lane = 0; lane < smaller.num_lanes(); ++lane) {
+      for (std::size_t slot = 0; slot < smaller.lane_len(lane); ++slot) {
+        EXPECT_LE(kvevict::detail::has_bit(smaller.words(lane), slot),
+                  kvevict::detail::has_bit(larger.words(lane), slot))
+            << "budget " << budget << ", lane " << lane << ", slot " << slot;
+      }
+      grown += larger.lane_count(lane) - smaller.lane_count(lane);
+    }
+    smaller = std::move(larger);
+  }
+  EXPECT_GT(grown, 0U);
+}
+
+// A KV head that shares neither a set nor a budget with the other does not see what that one
+// caches, over all cuts; the other keeps something else, where the policy looks at the cache.
+TEST_P(PolicyInvariants, AHeadThatSharesNothingDoesNotSeeTheOther) {
+  if (GetParam().name.starts_with("CAKE"))
+    GTEST_SKIP() << "the attention of all heads decides how much layers have";
+  const Workload load = workload(GetParam());
+  AnyEngine engine = GetParam().engine(load.budget);
+  AnyEngine strange = GetParam().engine(load.budget, {.first_strange_head = 1});
+  if (engine.select().scope() != kvevict::MaskScope::kHead ||
+      engine.policy.allocation().competition != kvevict::Competition::kLane)
+    GTEST_SKIP() << "heads share a set or a budget";
+  engine.prompt(load.prompt_len);
+  strange.prompt(load.prompt_len);
+  bool other_changed = false;
+  for (std::size_t step = 0; step <= load.num_steps; ++step) {
+    EXPECT_EQ(strange.evict_if_due(), engine.evict_if_due());
+    for (std::size_t layer = 0; layer < kToyShape.num_layers; ++layer) {
+      ASSERT_EQ(strange.positions(layer, 0), engine.positions(layer, 0)) << step << ' ' << layer;
+      other_changed = other_changed || strange.positions(layer, 1) != engine.positions(layer, 1);
+    }
+    engine.feed(1);
+    strange.feed(1);
+  }
+  const bool looks = engine.policy.required_inputs() != kvevict::Inputs::kNothing;
+  // RocketKV pools over more tokens than there are, which makes them all equal.
+  EXPECT_EQ(other_changed, looks && GetParam().name != "RocketKV");
 }
 
 // Rows from the engine and rows that the library computes are the same rows up to rounding, which

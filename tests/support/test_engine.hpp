@@ -27,13 +27,17 @@ struct ToyModel {
 
   std::uint64_t seed = 1;
   std::optional<std::size_t> nan_position = std::nullopt;  ///< the token whose signals are NaN
+  /// The KV head from which on keys, values and scores are those of another model.
+  std::size_t first_strange_head = 100;
 
   [[nodiscard]] std::vector<float> row(Signal signal, std::size_t layer, std::size_t head,
                                        std::size_t position, std::size_t dim) const {
     if (nan_position == position) {
       return std::vector<float>(dim, std::numeric_limits<float>::quiet_NaN());
     }
-    Random random(seed + 4 * (position + 100'000 * (head + 100 * layer)) +
+    const bool strange = signal != Signal::kQuery && head >= first_strange_head;
+    Random random(seed + (strange ? 1'000'003 : 0) +
+                  4 * (position + 100'000 * (head + 100 * layer)) +
                   static_cast<std::uint64_t>(signal));
     random.bits();
     std::vector<float> row(dim);
