@@ -259,11 +259,8 @@ class Projection {
         } else if (detail::has_bit(lane.candidates, s)) {
           ++page.size;
           ++num_scored;
-          const float value = granularity_.page_reduce == ScoreReduce::kVotes
-                                  ? (detail::has_bit(lane.keep, s) ? 1.0F : 0.0F)
-                                  : lane.scores[s];
-          sum += static_cast<double>(value);
-          best = std::max(best, value);
+          sum += static_cast<double>(lane.scores[s]);
+          best = std::max(best, lane.scores[s]);
         }
       }
       if (granularity_.page_reduce == ScoreReduce::kMean && num_scored > 0)
@@ -288,6 +285,10 @@ class Projection {
     }
   }
   void keep_pages(const ScoredLane& lane, std::span<const std::uint64_t> forced, std::size_t room) {
+    // Now, since the bits are overwritten below, and the pages that go may have to come back.
+    for (std::size_t s = 0;
+         granularity_.page_reduce == ScoreReduce::kVotes && s < lane.scores.size(); ++s)
+      lane.scores[s] = detail::has_bit(lane.keep, s) ? 1.0F : 0.0F;
     sort_pages(lane, forced);
     std::fill(lane.keep.begin(), lane.keep.end(), std::uint64_t{0});
     for (const Page& page : pages_) {
@@ -353,14 +354,18 @@ class Projection {
     }
     const std::span<const std::uint64_t> forced = forced_bits(lane);
     sort_pages(lane, forced);
+    const std::size_t num_whole = lane.scores.size() / granularity_.page_size;
     for (const Page& page : pages_) {
       if (missing == 0)
         return;
-      if (keeps_some(lane, page.index))
+      if (page.index >= num_whole || keeps_some(lane, page.index))
         continue;
       take_page(lane, forced, page.index);
       --missing;
     }
+    // A last page that is not full comes last: where it is not shared no other lane has it.
+    if (missing > 0)
+      take_page(lane, forced, num_whole);
   }
   [[nodiscard]] std::span<const std::uint64_t> forced_bits(const ScoredLane& lane) const noexcept {
     const auto word = static_cast<std::size_t>(lane.candidates.data() - candidates_.data());
