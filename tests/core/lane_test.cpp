@@ -41,30 +41,41 @@ TEST(Rows, AddressesThroughATable) {
   EXPECT_EQ(rows.run_length(1, 2), 2U);
 }
 
-// O-34, R13: row 46,340 of rows 46,341 long ends at 2,147,488,280, which no 32-bit number holds.
+// O-34, R13: a square of 46,341 rows. The last row starts at 2,147,441,940 and ends at
+// 2,147,488,280, which no signed 32-bit number holds; the second square ends behind the unsigned
+// ones.
 TEST(Rows, OffsetsAre64Bit) {
   static_assert(std::is_same_v<decltype(Rows::slot_stride_bytes), std::ptrdiff_t>);
+  static_assert(std::is_same_v<decltype(AttentionRows::row_stride), std::ptrdiff_t>);
   static_assert(sizeof(std::ptrdiff_t) == 8 && sizeof(std::size_t) == 8);
   const std::byte base{};
+  const auto offset = [&](const void* at) {
+    return reinterpret_cast<std::uintptr_t>(at) - reinterpret_cast<std::uintptr_t>(&base);
+  };
   Rows rows;
   rows.data = &base;
   rows.slot_stride_bytes = 46'341;
-  const auto address = reinterpret_cast<std::uintptr_t>(rows.row(46'340));
-  EXPECT_EQ(address - reinterpret_cast<std::uintptr_t>(&base), 2'147'441'940U);
+  EXPECT_EQ(offset(rows.row(46'340)), 2'147'441'940U);
+  EXPECT_EQ(offset(rows.row(46'341)), 2'147'488'281U);
+  EXPECT_EQ(offset(rows.row(92'682)), 4'294'976'562U);
 
-  const std::int32_t table[] = {46'340};
+  const std::int32_t table[] = {46'340, 46'341, 92'682};
   rows.page_table = table;
   rows.page_size = 1;
   rows.page_stride_bytes = 46'341;
-  const auto paged = reinterpret_cast<std::uintptr_t>(rows.row(0));
-  EXPECT_EQ(paged - reinterpret_cast<std::uintptr_t>(&base), 2'147'441'940U);
+  EXPECT_EQ(offset(rows.row(0)), 2'147'441'940U);
+  EXPECT_EQ(offset(rows.row(1)), 2'147'488'281U);
+  EXPECT_EQ(offset(rows.row(2)), 4'294'976'562U);
 
-  const float first{};
-  const QueryRows queries{
-      .data = &first, .num_q_heads = 1, .num_rows = 46'341, .row_stride = 46'341};
-  const auto last =
-      reinterpret_cast<std::uintptr_t>(queries.row(0, 46'340)) + 46'340 * sizeof(float);
-  EXPECT_EQ((last - reinterpret_cast<std::uintptr_t>(&first)) / sizeof(float), 2'147'488'280U);
+  // One head's attention, in floats, and two heads of it.
+  const float score{};
+  const AttentionRows square{&score, 3, 46'341, 2'147'488'281, 46'341};
+  const auto floats = [&](const float* at) {
+    return (reinterpret_cast<std::uintptr_t>(at) - reinterpret_cast<std::uintptr_t>(&score)) / 4;
+  };
+  EXPECT_EQ(floats(square.row(0, 46'340)), 2'147'441'940U);
+  EXPECT_EQ(floats(square.row(1, 0)), 2'147'488'281U);
+  EXPECT_EQ(floats(square.row(2, 1)), 4'295'022'903U);
 }
 
 TEST(Rows, ArePresentBehindACallbackToo) {

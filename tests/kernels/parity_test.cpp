@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -492,17 +493,22 @@ TEST_P(Kernels, BandDotsMatchDoubleInBothPairings) {
   }
 }
 
-// Case O-31: a tail that is dropped gives norm 0 for both slots.
+// Case O-31: every channel but the last is 0. A tail that is dropped gives the norm 0, a tail of
+// the next row that is read another one; whatever the number of rows, and whichever is the long
+// one.
 TEST_P(Kernels, LastChannelCounts) {
   for (const std::size_t dim : kDims) {
-    std::vector<float> rows(2 * dim, 0.0F);
-    rows[dim - 1] = 1.0F;
-    rows[2 * dim - 1] = 2.0F;
-    std::vector<float> norms(2);
-    set().row_norms({rows.data(), static_cast<std::ptrdiff_t>(4 * dim), 2, dim, ElementType::kF32},
-                    norms.data());
-    EXPECT_EQ(norms[0], 1.0F) << dim;
-    EXPECT_EQ(norms[1], 2.0F) << dim;
+    for (std::size_t n = 1; n <= 40; ++n) {
+      std::vector<float> rows(n * dim, 0.0F);
+      for (std::size_t i = 0; i < n; ++i)
+        rows[(i + 1) * dim - 1] = i == n / 2 ? 2.0F : 1.0F;
+      std::vector<float> norms(n);
+      set().row_norms(
+          {rows.data(), static_cast<std::ptrdiff_t>(4 * dim), n, dim, ElementType::kF32},
+          norms.data());
+      for (std::size_t i = 0; i < n; ++i)
+        EXPECT_EQ(norms[i], i == n / 2 ? 2.0F : 1.0F) << dim << ' ' << n << ' ' << i;
+    }
   }
 }
 
@@ -897,6 +903,34 @@ TEST_P(Kernels, EmaFlushesSubnormalsToZero) {
     set().ema(0.5F, zero.data(), 40, state.data());
   for (const float value : state)
     EXPECT_EQ(value, 0.0F);
+}
+
+// Case O-18: scores that have faded away cost no more than others. 65,536 of them over 200 steps;
+// of three runs the fastest, since the machine may be busy. And the caller's own arithmetic still
+// has subnormal numbers afterwards.
+TEST_P(Kernels, EmaOfFadedScoresTakesNoLonger) {
+  constexpr std::size_t kLen = 65'536;
+  const std::vector<float> zero(kLen, 0.0F);
+  std::vector<float> state(kLen);
+  const auto fastest = [&](float start) {
+    auto least = std::chrono::steady_clock::duration::max();
+    for (int run = 0; run < 3; ++run) {
+      std::fill(state.begin(), state.end(), start);
+      const auto begin = std::chrono::steady_clock::now();
+      for (int step = 0; step < 200; ++step)
+        set().ema(0.9F, zero.data(), kLen, state.data());
+      least = std::min(least, std::chrono::steady_clock::now() - begin);
+    }
+    return std::chrono::duration<double>(least).count();
+  };
+  const double faded = fastest(1e-39F);
+  EXPECT_EQ(state, zero);
+  const double normal = fastest(1.0F);
+  EXPECT_LE(faded, 3 * normal);
+  volatile float smallest = std::numeric_limits<float>::min();
+  EXPECT_NE(smallest / 2, 0.0F);  // results are not flushed,
+  volatile float subnormal = std::numeric_limits<float>::denorm_min();
+  EXPECT_EQ(static_cast<double>(subnormal) * 0x1p149, 1.0);  // nor are operands
 }
 
 // Keys are integers, so every instruction set gives the same ones: also of zeros of both signs,

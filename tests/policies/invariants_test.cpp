@@ -390,6 +390,19 @@ TEST_P(PolicyInvariants, AHeadThatSharesNothingDoesNotSeeTheOther) {
   EXPECT_EQ(other_changed, looks && GetParam().name != "RocketKV");
 }
 
+// O-37: there is memory for 100 rows; what lies behind the live ones, NaN or large numbers, is not
+// read.
+TEST_P(PolicyInvariants, WhatLiesBehindTheLiveRowsDoesNotCount) {
+  const Workload load = workload(GetParam());
+  AnyEngine nans = GetParam().engine(load.budget);
+  AnyEngine large = GetParam().engine(load.budget);
+  const std::size_t row_bytes = (kToyShape.head_dim + kToyShape.value_size()) * sizeof(float);
+  std::fill_n(large.cache.data(), layouts::num_rows(kToyShape, 100) * row_bytes, std::byte{0x4E});
+  EXPECT_EQ(run(nans), run(large));
+  EXPECT_EQ(nans.policy.counters().non_finite, 0U);
+  EXPECT_EQ(large.policy.counters().non_finite, 0U);
+}
+
 // Rows from the engine and rows that the library computes are the same rows up to rounding, which
 // the toy model's numbers leave no near-tie for.
 TEST_P(PolicyInvariants, RowsFromTheEngineOrFromQueriesAreTheSame) {

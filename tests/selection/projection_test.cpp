@@ -134,6 +134,24 @@ TEST(Projection, KeepsThePagesThatFit) {
   EXPECT_EQ(by(ScoreReduce::kVotes), (Slots{0, 1, 4}));
 }
 
+// Case O-35 in its own numbers: blocks of 32, 64 of 100 tokens, the last block of 4. Best first:
+// the last block (4), block 1 (32); of the 28 that are left no block of 32 fits. A constant of 16
+// would let four blocks in.
+TEST(Projection, ABudgetIsInTokensWhateverTheBlock) {
+  std::vector<float> scores(100);
+  for (std::size_t s = 0; s < 100; ++s)
+    scores[s] = std::array{1.0F, 3.0F, 2.0F, 4.0F}[s / 32];
+  Slots best = kvevict_test::range(32, 92);
+  for (const std::size_t s : {96U, 97U, 98U, 99U})
+    best.push_back(s);
+  const Decision lane(1, 1, {scores}, {best});
+  EXPECT_EQ(lane.mask.total_count(), 64U);
+  Slots expected = kvevict_test::range(32, 64);
+  for (const std::size_t s : {96U, 97U, 98U, 99U})
+    expected.push_back(s);
+  EXPECT_EQ(shared(lane, {.page_size = 32}), expected);
+}
+
 TEST(Projection, PageWithAProtectedSlotStays) {
   const Decision lane(1, 1, {{0.0F, 0.0F, 9.0F, 9.0F, 9.0F, 9.0F}}, {{0, 2, 3, 4}}, {{0}});
   EXPECT_EQ(shared(lane, {.page_size = 2}), (Slots{0, 1, 2, 3}));
