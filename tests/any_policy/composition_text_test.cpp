@@ -132,7 +132,7 @@ TEST(CompositionText, PartsThatDecideTheSameAreRefused) {
   EXPECT_NE(error_of("knorm(budget=64,)").find("no option ''"), std::string::npos);
 }
 
-// What a part reads is asked for where the policy is made, and checked in every view (R20).
+// What a part reads is asked for where the policy is made, and checked in every view.
 TEST(CompositionText, PartsSayWhatTheyRead) {
   EXPECT_EQ(make("knorm").required_inputs(), Inputs::kKeys);
   EXPECT_EQ(make("knorm + values").required_inputs(), Inputs::kKeys | Inputs::kValues);

@@ -1,11 +1,15 @@
 // Policies that have to agree where one contains the other, and what a policy must not depend on
 // (rotations, scales, the order of heads, other heads, a larger budget).
+#include "kvevict/policies/adakv.hpp"
 #include "kvevict/policies/cake.hpp"
 #include "kvevict/policies/caote.hpp"
+#include "kvevict/policies/chunkkv.hpp"
 #include "kvevict/policies/compactor.hpp"
+#include "kvevict/policies/criticalkv.hpp"
 #include "kvevict/policies/curdkv.hpp"
 #include "kvevict/policies/external_scores.hpp"
 #include "kvevict/policies/h2o.hpp"
+#include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/key_geometry.hpp"
 #include "kvevict/policies/lagkv.hpp"
 #include "kvevict/policies/rkv.hpp"
@@ -27,6 +31,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -197,11 +202,23 @@ TEST(Invariances, LagKVDoesNotSeeTheUnitsOfAChannel) {
   const kvevict::LagKVBudgetOptions options{.budget = 30, .num_sink_tokens = 2, .lag_len = 8};
   WindowCache cache = random_cache(3);
   const KeepMask before = keep<kvevict::LagKVBudget>(options, cache);
+  const KeepMask plain = keep<kvevict::LagKV>({.num_sink_tokens = 2, .lag_len = 8}, cache);
   change_keys(cache, [](float* row, std::size_t /*slot*/) {
     for (std::size_t c = 0; c < 6; ++c)
       row[c] = std::ldexp(row[c], static_cast<int>(c)) + static_cast<float>(c);
   });
   EXPECT_EQ(keep<kvevict::LagKVBudget>(options, cache), before);
+  // Values have units of their own.
+  for (std::size_t lane = 0; lane < 4; ++lane) {
+    for (std::size_t slot = 0; slot < 64; ++slot) {
+      for (std::size_t c = 0; c < 6; ++c) {
+        float& x = cache.value(lane / 2, lane % 2, slot)[c];
+        x = std::ldexp(x, -static_cast<int>(c)) - 2.0F;
+      }
+    }
+  }
+  EXPECT_EQ(keep<kvevict::LagKVBudget>(options, cache), before);
+  EXPECT_EQ(keep<kvevict::LagKV>({.num_sink_tokens = 2, .lag_len = 8}, cache), plain);
 }
 
 /// Window queries [heads, rows, head_dim] handed to a policy of attention.
@@ -340,7 +357,7 @@ struct Replay {
   }
 };
 
-struct LastRowVoteRecipe : kvevict::SnapKVRecipe {
+struct SharedVoteRecipe : kvevict::SnapKVRecipe {
   static auto pipeline(const Options& options, const CacheShape& shape) {
     return kvevict::SnapKVRecipe::pipeline(options, shape) |
            kvevict::HeadReduction{kvevict::GroupReduce::kMean};
@@ -355,7 +372,7 @@ TEST(Identities, SnapKVOfOneRowSharedByHeadsIsTOVA) {
   const kvevict::SnapKVOptions options{
       .budget = 7, .observation_window = 1, .pooling = {.kernel_size = 1}};
   Replay<kvevict::TOVA> tova({.budget = 7, .protect_newest = true});
-  Replay<kvevict::Policy<kvevict::Composed<LastRowVoteRecipe>>> vote(options);
+  Replay<kvevict::Policy<kvevict::Composed<SharedVoteRecipe>>> vote(options);
   Replay<kvevict::SnapKV> snapkv(options);
   tova.prompt(32);
   vote.prompt(32);
@@ -432,6 +449,75 @@ TEST(Identities, LongFlowOfValuesOfOneLengthIsTOVA) {
   };
   EXPECT_EQ(run_both(true), 40U);
   EXPECT_LT(run_both(false), 40U);
+}
+
+std::shared_ptr<const kvevict::OutputProjection> output_projection() {
+  auto projection = std::make_shared<kvevict::OutputProjection>(kFour, 8, std::nullopt, true);
+  Random random(14);
+  std::vector<float> weight(kFour.num_q_heads * kFour.head_dim * 8);
+  for (std::size_t layer = 0; layer < kFour.num_layers; ++layer) {
+    for (float& x : weight)
+      x = random.eighths();
+    projection->set_layer(layer, weight.data());
+  }
+  return projection;
+}
+template <class P>
+KeepMask prompt_mask(const typename P::Options& options) {
+  Replay<P> replay(options);
+  replay.prompt(32);
+  return replay.policy.select(replay.cache.view());
+}
+
+// A first stage that takes all of the budget leaves nothing to the second: the base policy, whose
+// heads may share a budget. A first stage of half does not.
+TEST(Identities, CriticalKVOfOneStageIsItsBase) {
+  const kvevict::SnapKVOptions snapkv{.budget = 11, .observation_window = 4};
+  const kvevict::AdaKVOptions ada{.budget = 11, .observation_window = 4};
+  const auto projection = output_projection();
+  const auto critical = [&](double share) {
+    return prompt_mask<kvevict::CriticalKV>(
+        {.base = snapkv, .first_stage = share, .output_projection = projection});
+  };
+  const auto critical_ada = [&](double share) {
+    return prompt_mask<kvevict::CriticalAdaKV>(
+        {.base = ada, .first_stage = share, .output_projection = projection});
+  };
+  EXPECT_EQ(critical(1), prompt_mask<kvevict::SnapKV>(snapkv));
+  EXPECT_NE(critical(.5), critical(1));
+  EXPECT_EQ(critical_ada(1), prompt_mask<kvevict::AdaKV>(ada));
+  EXPECT_NE(critical_ada(.5), critical_ada(1));
+}
+
+// Chunks of one token are tokens: the window's votes of all heads, one set for a layer.
+TEST(Identities, ChunkKVOfSingleTokensIsItsBase) {
+  const kvevict::Pooling pooling{.kind = kvevict::PoolKind::kAverage, .kernel_size = 5};
+  for (const std::size_t budget : {5U, 11U, 24U}) {
+    const auto base = prompt_mask<kvevict::Policy<kvevict::Composed<SharedVoteRecipe>>>(
+        {.budget = budget, .observation_window = 4, .pooling = pooling});
+    for (const bool fill_rest : {false, true}) {
+      EXPECT_EQ(prompt_mask<kvevict::ChunkKV>({.budget = budget,
+                                               .observation_window = 4,
+                                               .chunk_len = 1,
+                                               .pooling = pooling,
+                                               .fill_rest = fill_rest}),
+                base)
+          << budget;
+    }
+  }
+}
+
+// An average that forgets everything is the newest sample.
+TEST(Identities, InertiaKVWithoutAPastIsItsNewestSample) {
+  for (const bool per_step : {false, true}) {
+    const auto kept = [&](double alpha, kvevict::Aggregator aggregator) {
+      return run<kvevict::InertiaKV>(
+          {.budget = 14, .alpha = alpha, .aggregator = aggregator, .per_step = per_step});
+    };
+    const auto single = kept(.8, kvevict::Aggregator::kSingle);
+    EXPECT_EQ(kept(0, kvevict::Aggregator::kEma), single);
+    EXPECT_NE(kept(.8, kvevict::Aggregator::kEma), single);
+  }
 }
 
 // A window of one row has no variance, so that all layers are preferred alike: SnapKV's masks,

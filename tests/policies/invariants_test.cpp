@@ -140,8 +140,8 @@ TEST_P(PolicyInvariants, ProtectedTokensStay) {
   }
 }
 
-// Engines that hold one set of tokens for all layers and heads (rule R8): every policy serves them
-// with no more memory than its own sets take, and the sequence goes on.
+// Engines that hold one set of tokens for all layers and heads: every policy serves them with no
+// more memory than its own sets take, and the sequence goes on.
 TEST_P(PolicyInvariants, OneSetForTheModelTakesNoMoreThanItsOwnSets) {
   const auto held = [](const AnyEngine& engine) {
     const auto& lanes = engine.all_positions();
