@@ -309,7 +309,7 @@ TEST_P(PolicyInvariants, SeveralTokensInAStepAreAsManySteps) {
 // What a small budget keeps, a larger one keeps too, where the best stay by scores that do not know
 // the budget.
 TEST_P(PolicyInvariants, ALargerBudgetKeepsWhatASmallerOneKept) {
-  static const std::map<std::string, std::string> kOthers = {
+  static const std::map<std::string, std::string> others = {
       {"FullKV", "has no budget"},
       {"KVzap", "has no budget"},
       {"DMSKnormThreshold", "leaves less than its budget"},
@@ -335,8 +335,8 @@ TEST_P(PolicyInvariants, ALargerBudgetKeepsWhatASmallerOneKept) {
       {"VaSE", "keeps representatives"},
       {"TwinKVKnorm", "repairs its choice"},
       {"TwinKVSnapKV", "repairs its choice"}};
-  const auto other = kOthers.find(GetParam().name);
-  if (other != kOthers.end())
+  const auto other = others.find(GetParam().name);
+  if (other != others.end())
     GTEST_SKIP() << other->second;
   const std::size_t middle = workload(GetParam()).budget;
   const auto engine_with = [&](std::size_t budget) {
