@@ -53,6 +53,18 @@ TEST(RandomEviction, TheSeedDecides) {
   EXPECT_EQ(kept_with(1).size(), 20U);
 }
 
+// Sequences of one batch run with one seed, and each has its own draw.
+TEST(RandomEviction, SequencesDrawForThemselves) {
+  const auto kept = [](std::uint64_t sequence_id) {
+    auto engine = make_engine<RandomEviction>({.budget = 20, .sequence_id = sequence_id});
+    engine.prompt(100);
+    return kept_slots(engine.select());
+  };
+  EXPECT_EQ(kept(1), kept(1));
+  EXPECT_NE(kept(0), kept(1));
+  EXPECT_NE(kept(1), kept(2));
+}
+
 TEST(RandomEviction, LanesDrawForThemselvesUnlessShared) {
   auto engine = make_engine<RandomEviction>({.budget = 20});
   engine.prompt(100);

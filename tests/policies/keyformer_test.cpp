@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <numbers>
 #include <vector>
@@ -161,6 +162,17 @@ TEST(Keyformer, TheNoiseIsStandardGumbel) {
   EXPECT_NEAR(squares / kCount - mean * mean, std::numbers::pi * std::numbers::pi / 6, .08);
   EXPECT_NE(signal.noise(0, 1, 2), signal.noise(0, 2, 1));
   EXPECT_NE(signal.noise(0, 1, 2), signal.noise(1, 1, 2));
+}
+
+// Two sequences with one seed, both of which ask for the same head and positions.
+TEST(Keyformer, SequencesDrawForThemselves) {
+  const auto noise = [](std::uint64_t sequence_id) {
+    const Keyformer policy({.seed = 4, .sequence_id = sequence_id}, kOneHead);
+    return policy.method().parts().signal().noise(0, 9, 5);
+  };
+  EXPECT_EQ(noise(1), noise(1));
+  EXPECT_NE(noise(0), noise(1));
+  EXPECT_NE(noise(1), noise(2));
 }
 
 TEST(Keyformer, ChunksDrawTheSameNoise) {

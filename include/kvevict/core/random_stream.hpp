@@ -21,6 +21,15 @@ namespace detail {
   return x ^ x >> 31U;
 }
 
+/// An odd multiple far apart, by which parts of a counter are kept from meeting.
+inline constexpr std::uint64_t kCounterStep = 0xD1342543DE82EF95U;
+
+/// Where the counters of one lane, or head, of a sequence begin.
+[[nodiscard]] constexpr std::uint64_t lane_counter(std::uint64_t seed, std::uint64_t sequence_id,
+                                                   std::uint64_t lane) noexcept {
+  return mix_bits(seed + mix_bits(lane) + kCounterStep * sequence_id);
+}
+
 }  // namespace detail
 
 /// Random numbers for the tokens of a sequence. A number comes from a counter (seed, sequence,
@@ -36,10 +45,9 @@ struct RandomStream {
                                    std::size_t slot) const noexcept {
     const std::uint64_t firing = redraw ? sequence.num_firings() : 0;
     const auto position = static_cast<std::uint64_t>(sequence.position(lane, slot));
-    // Odd multiples far apart: no two of (firing, position) meet in one counter.
-    using detail::mix_bits;
-    return mix_bits(mix_bits(seed + mix_bits(lane) + kStep * sequence_id) + position +
-                    kStep * firing);
+    // No two of (firing, position) meet in one counter.
+    return detail::mix_bits(detail::lane_counter(seed, sequence_id, lane) + position +
+                            detail::kCounterStep * firing);
   }
   /// Uniform in (0, 1).
   [[nodiscard]] double uniform(const Sequence& sequence, std::size_t lane,
@@ -52,9 +60,6 @@ struct RandomStream {
                               std::size_t slot) const noexcept {
     return -std::log(-std::log(uniform(sequence, lane, slot)));
   }
-
- private:
-  static constexpr std::uint64_t kStep = 0xD1342543DE82EF95U;
 };
 
 KVEVICT_NAMESPACE_END

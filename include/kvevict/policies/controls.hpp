@@ -47,10 +47,11 @@ class FullKVMethod {
 };
 
 struct RandomEvictionOptions {
-  Budget budget = 1024;              ///< tokens per KV head, protected ones included
-  std::uint64_t seed = 0;            ///< of the draws
-  Protection protection = {};        ///< equal protection is what makes the control fair
-  bool shared = false;               ///< one draw for all layers and heads instead of one for each
+  Budget budget = 1024;           ///< tokens per KV head, protected ones included
+  std::uint64_t seed = 0;         ///< of the draws
+  std::uint64_t sequence_id = 0;  ///< sequences of one seed with other numbers draw for themselves
+  Protection protection = {};     ///< equal protection is what makes the control fair
+  bool shared = false;            ///< one draw for all layers and heads instead of one for each
   bool only_at_prefill_end = false;  ///< cut each prompt once and keep what is decoded
 };
 
@@ -61,7 +62,7 @@ struct RandomEvictionRecipe {
   static constexpr std::string_view kName = "RandomEviction";
 
   static auto pipeline(const Options& options, const CacheShape& /*shape*/) {
-    return Pipeline(RandomScores{{.seed = options.seed}});
+    return Pipeline(RandomScores{{.seed = options.seed, .sequence_id = options.sequence_id}});
   }
   static MaskScope scope(const Options& options) noexcept {
     return options.shared ? MaskScope::kModel : MaskScope::kHead;
@@ -79,6 +80,7 @@ struct RandomEvictionRecipe {
   static void visit_options(Options& options, Visit&& visit) {
     visit("budget", options.budget);
     visit("seed", options.seed);
+    visit("sequence_id", options.sequence_id);
     visit("num_sink_tokens", options.protection.num_sink_tokens);
     visit("recent_window", options.protection.recent_window);
     visit("protect_prompt", options.protection.prompt);

@@ -32,6 +32,7 @@ struct KeyformerOptions {
   std::size_t generation_len = 64;  ///< tokens that will be decoded (T); later ones have tau_end
   bool gumbel_noise = true;         ///< false: temperature alone, no regularisation
   std::uint64_t seed = 0;           ///< of the noise
+  std::uint64_t sequence_id = 0;  ///< sequences of one seed with other numbers draw for themselves
 };
 
 /// Key tokens by a regularised score (Keyformer, arXiv 2403.09054, section 3 and algorithm 1): H2O
@@ -59,7 +60,8 @@ struct KeyformerRecipe : KeepsHeavyAndRecent<KeyformerRecipe, KeyformerOptions> 
                        .tau_end = options.tau_end,
                        .generation_len = options.generation_len,
                        .noise = options.gumbel_noise,
-                       .seed = options.seed},
+                       .seed = options.seed,
+                       .sequence_id = options.sequence_id},
                       AccumulatedAttention(shape, options.scope, options.lifetime_mean)) |
            HeadReduction{GroupReduce::kMean};
   }
@@ -72,6 +74,7 @@ struct KeyformerRecipe : KeepsHeavyAndRecent<KeyformerRecipe, KeyformerOptions> 
     visit("generation_len", options.generation_len);
     visit("gumbel_noise", options.gumbel_noise);
     visit("seed", options.seed);
+    visit("sequence_id", options.sequence_id);
   }
 };
 

@@ -30,6 +30,7 @@ struct GumbelOptions {
   std::size_t generation_len = 64;  ///< decode steps over which it moves, > 0 (T)
   bool noise = true;                ///< false: temperature alone
   std::uint64_t seed = 0;
+  std::uint64_t sequence_id = 0;  ///< sequences that run side by side draw for themselves
 };
 
 /// A signal that is handed regularised rows in the place of the attention's own (Keyformer, arXiv
@@ -43,7 +44,7 @@ struct GumbelOptions {
 /// Logits come back from the row as log a, up to a constant that cancels; what had underflowed
 /// stays 0. With E = -log u, which is e^-g, no logarithm of the row is taken: a' is (a / E)^(1/tau)
 /// over its sum. Every pair of query and token of every query head has a number of its own, made of
-/// (seed, layer, head, both positions): chunks, threads and evictions do not change it.
+/// (seed, sequence, layer, head, both positions): chunks, threads and evictions do not change it.
 template <Signal S>
 class GumbelRows {
  public:
@@ -110,7 +111,8 @@ class GumbelRows {
 
  private:
   [[nodiscard]] std::uint64_t query_bits(std::size_t head, std::size_t query) const noexcept {
-    return detail::mix_bits(detail::mix_bits(options_.seed + detail::mix_bits(head)) + query);
+    return detail::mix_bits(detail::lane_counter(options_.seed, options_.sequence_id, head) +
+                            query);
   }
   // -log of a number that is uniform in (0, 1).
   [[nodiscard]] static float exponential(std::uint64_t query_bits, std::size_t token) noexcept {
