@@ -82,7 +82,7 @@ struct Engine {
     return "num_sink_tokens=4,recent_window=252";
   if (name.starts_with("H2O") || name == "FastGen" || name == "Keyformer" || name == "VATP")
     return "heavy=128,recent=128";
-  if (name.starts_with("EpiKV") || name == "RaaS" || name == "ThinKV")
+  if (name.starts_with("EpiKV") || name.starts_with("RaaS") || name == "ThinKV")
     return "budget=1088";
   if (name == "KVzap")
     return "threshold=0.67,recent_window=16";  // a quarter of normal scores is above it

@@ -149,6 +149,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/output_contribution.hpp
     include/kvevict/scoring/output_error.hpp
     include/kvevict/scoring/output_projection.hpp
+    include/kvevict/scoring/page_attention.hpp
     include/kvevict/scoring/page_bounds.hpp
     include/kvevict/scoring/page_stamps.hpp
     include/kvevict/scoring/pipeline.hpp

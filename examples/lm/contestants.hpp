@@ -118,6 +118,7 @@ namespace detail {
       {"Compactor", kPlain, Cuts::kPromptsOnly},
       {"NonCausal", kPlain, Cuts::kPromptsOnly},
       {"RaaS", kPlain, Cuts::kDecodeOnly},
+      {"RaaSBounds", kPlain, Cuts::kDecodeOnly},
       {"ThinKV", "budget=$budget,segment_len=$segment", Cuts::kDecodeOnly},
       {"LagKVBudget", "budget=$budget,num_sink_tokens=$sinks,lag_len=$segment"},
       {"RandomAttention", "budget=$budget,interval=1,recent_window=$window"},

@@ -152,6 +152,7 @@ using NamedPolicies = PolicyList<
     PyramidKV,
     QFilters,
     RaaS,
+    RaaSBounds,
     RandomAttention,
     RKV,
     RocketKV,

@@ -260,6 +260,7 @@ TEST(Reference, EveryNumberAmongTheOptionsHasToBeOne) {
 
 TEST(Reference, PromptsAreTouchedUnlessTheyAreProtectedWhole) {
   EXPECT_FALSE(RaaS({}, kShape).touches_prompt());
+  EXPECT_FALSE(RaaSBounds({}, kShape).touches_prompt());
   EXPECT_TRUE(RandomEviction({}, kShape).touches_prompt());
   EXPECT_FALSE(RandomEviction({.protection = {.prompt = true}}, kShape).touches_prompt());
   // A prompt that is longer than the budget gives way.

@@ -48,6 +48,27 @@ TEST(DecodePages, AreOfPositions) {
   EXPECT_EQ(pages_of(sequence), (Pages{{3, 4}, {4, 5}}));
 }
 
+// Each prompt begins pages of its own too.
+TEST(DecodePages, GoWithThoseOfPrompts) {
+  Sequence sequence("test", kShape, MaskScope::kModel);
+  sequence.begin(3, {});
+  sequence.append(3);
+  sequence.append(3);
+  sequence.begin(2, {});
+  sequence.append(2);
+  sequence.append(1);
+  sequence.apply(kvevict_test::mask_of("011101111"));
+  Pages prompts;
+  Pages decoded;
+  DecodePages{.size = 2}.for_each_with_prompts(
+      sequence, 0, [&](std::size_t first, std::size_t last, bool is_decoded) {
+        (is_decoded ? decoded : prompts).push_back({first, last});
+      });
+  EXPECT_EQ(prompts, (Pages{{0, 1}, {1, 2}, {4, 6}}));
+  EXPECT_EQ(decoded, (Pages{{2, 3}, {3, 4}, {6, 7}}));
+  EXPECT_EQ(decoded, pages_of(sequence));
+}
+
 TEST(DecodePages, WithoutAPromptAllIsDecoded) {
   Sequence sequence("test", kShape, MaskScope::kModel);
   sequence.append(3);

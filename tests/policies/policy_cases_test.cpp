@@ -417,6 +417,9 @@ kvevict::EntropyGatedChunkKV::Options entropy_gated(std::size_t budget) {
   return options;
 }
 /// Half of a workload's tokens in each chunk, all of a budget that holds it.
+kvevict::RaaSOptions top_half(std::size_t budget) {
+  return {.budget = budget, .page_size = 2, .stamp = kvevict::StampRule::kTopHalf};
+}
 kvevict::FinchOptions finch_chunks(std::size_t budget) {
   return {.budget = kvevict::Budget::keep_ratio(budget < 40 ? .5 : 1.0),
           .observation_window = 2,
@@ -587,6 +590,8 @@ const std::vector<PolicyCase>& policy_cases() {
                                            return kvevict::RaaSOptions{
                                                .budget = budget, .page_size = 2, .threshold = 0.1};
                                          })),
+      cuts_deeper(case_of<kvevict::RaaS>("RaaSTopHalf", top_half)),
+      cuts_deeper(case_of<kvevict::RaaSBounds>("RaaSBounds", top_half)),
       case_of<kvevict::LaProx>(
           "LaProxExact", [](std::size_t budget) { return laprox(budget, GroupReading::kExact); }),
       cuts_deeper(case_of<kvevict::ChunkKV>("ChunkKV", chunkkv)),

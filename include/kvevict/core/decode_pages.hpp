@@ -10,22 +10,40 @@
 KVEVICT_NAMESPACE_BEGIN
 
 /// Decoded tokens in pages of `size` by position, counted anew from the end of each prompt. What
-/// was evicted leaves its page smaller; prompt tokens are in no page.
+/// was evicted leaves its page smaller; prompt tokens are in no such page.
 struct DecodePages {
   std::size_t size = 16;
 
   /// Calls visit(first, last) with the slots of each page of `lane` that has any, ascending.
   template <class Visit>
   void for_each(const Sequence& sequence, std::size_t lane, Visit&& visit) const {
-    std::size_t origin = 0;
-    for (const PositionSpan& prompt : sequence.prompts()) {
-      for_each_from(sequence, lane, origin, static_cast<std::size_t>(prompt.first), visit);
-      origin = static_cast<std::size_t>(prompt.last);
-    }
-    for_each_from(sequence, lane, origin, sequence.length(), visit);
+    for_each_stretch(sequence, [&](std::size_t origin, std::size_t end, bool is_decoded) {
+      if (is_decoded)
+        for_each_from(sequence, lane, origin, end, visit);
+    });
+  }
+  /// The same with the tokens of prompts, in pages from the beginning of each prompt: visit(first,
+  /// last, is_decoded).
+  template <class Visit>
+  void for_each_with_prompts(const Sequence& sequence, std::size_t lane, Visit&& visit) const {
+    for_each_stretch(sequence, [&](std::size_t origin, std::size_t end, bool is_decoded) {
+      for_each_from(sequence, lane, origin, end,
+                    [&](std::size_t first, std::size_t last) { visit(first, last, is_decoded); });
+    });
   }
 
  private:
+  // Positions [origin, end) that are decoded or a prompt, in turn.
+  template <class Visit>
+  static void for_each_stretch(const Sequence& sequence, Visit&& visit) {
+    std::size_t end = 0;
+    for (const PositionSpan& prompt : sequence.prompts()) {
+      visit(end, static_cast<std::size_t>(prompt.first), true);
+      end = static_cast<std::size_t>(prompt.last);
+      visit(static_cast<std::size_t>(prompt.first), end, false);
+    }
+    visit(end, sequence.length(), true);
+  }
   template <class Visit>
   void for_each_from(const Sequence& sequence, std::size_t lane, std::size_t origin,
                      std::size_t end, Visit&& visit) const {

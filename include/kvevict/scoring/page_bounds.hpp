@@ -2,158 +2,240 @@
 #define KVEVICT_SCORING_PAGE_BOUNDS_HPP_
 
 #include "kvevict/config.hpp"
-#include "kvevict/core/error.hpp"
+#include "kvevict/core/decode_pages.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/step_inputs.hpp"
 #include "kvevict/core/types.hpp"
+#include "kvevict/element_type.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
-#include "kvevict/scoring/lane_scores.hpp"
-#include "kvevict/scoring/score_input.hpp"
+#include "kvevict/scoring/page_attention.hpp"
+#include "kvevict/scoring/running_softmax.hpp"
 #include "kvevict/scoring/weighted_rows.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <span>
-#include <string_view>
 #include <tuple>
 #include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
-/// The largest dot product that a query can have with a key whose channels lie in [low, high]
-/// (Quest, arXiv 2406.10774, algorithm 1): sum_c max(q_c low_c, q_c high_c).
-[[nodiscard]] inline double page_bound(std::span<const float> query, std::span<const float> low,
-                                       std::span<const float> high) noexcept {
-  double bound = 0.0;
-  for (std::size_t c = 0; c < query.size(); ++c) {
-    const auto q = static_cast<double>(query[c]);
-    bound += std::max(q * static_cast<double>(low[c]), q * static_cast<double>(high[c]));
-  }
-  return bound;
-}
+namespace detail {
 
-/// What the newest token's query can give at most to any key of a token's page: page_bound over the
-/// range of each channel among the page's keys, which are not scaled. One array per query head,
-/// [group_size per KV head, seq_len].
+/// The range of every channel among the keys of each page, for all KV heads of all layers. Keys are
+/// read as they come; when tokens go, what is left is read again, since an engine may turn keys to
+/// new positions then.
 ///
-/// Pages are `page_size` positions, so that what was evicted leaves its page smaller; padding is in
-/// none and scores 0. NaN in a key is passed over; a page without any number in a channel scores
-/// NaN. A step of which no query came, and a query that is not finite, count as a query of 0.
+/// 2 * head_dim floats per page and KV head.
+class PageRanges {
+ public:
+  explicit PageRanges(const CacheShape& shape)
+      : dim_(shape.head_dim), layers_(shape.num_layers, Layer(shape.num_kv_heads)) {}
+
+  /// Takes in the slots of a layer before `end`, its pages being [first, last) as given.
+  void extend(std::size_t layer, std::span<const PageWeight> pages, std::size_t end,
+              const ViewRef& view, const kernels::KernelSet& kernel) {
+    Layer& here = layers_[layer];
+    std::size_t page = here.firsts.empty() ? 0 : here.firsts.size() - 1;
+    for (; here.num_slots < end; ++page) {
+      if (page == here.firsts.size())
+        add_page(here, pages[page].first);
+      const std::size_t last = std::min(pages[page].last, end);
+      for (std::size_t head = 0; head < here.ranges.size(); ++head) {
+        const Lane lane = view.lane(layer, head);
+        float* const high = here.ranges[head].data() + page * 2 * dim_;
+        for_each_row(lane.keys, dim_, here.num_slots, last, kernel, gathered_, widened_,
+                     [&](const float* key, std::size_t slot) {
+                       if (lane.has_token(slot))
+                         kernel.take_ranges(key, dim_, high + dim_, high);
+                     });
+      }
+      here.num_slots = last;
+    }
+  }
+  /// [pages, 2 * head_dim]: the largest values of a page's channels, then the least. Without a
+  /// number in it a channel has -infinity and infinity.
+  [[nodiscard]] std::span<const float> of(std::size_t layer, std::size_t kv_head) const noexcept {
+    return layers_[layer].ranges[kv_head];
+  }
+
+  void append(std::size_t /*count*/) noexcept {}
+  void apply(const KeepMask& /*mask*/) noexcept { reset(); }
+  /// Pages that lose tokens are forgotten and read again.
+  void truncate(const Sequence& sequence) noexcept {
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      Layer& layer = layers_[l];
+      const std::size_t len = sequence.seq_len(l, 0);
+      while (layer.num_slots > len) {
+        layer.num_slots = layer.firsts.back();
+        layer.firsts.pop_back();
+        for (auto& ranges : layer.ranges)
+          ranges.resize(layer.firsts.size() * 2 * dim_);
+      }
+    }
+  }
+  void reset() noexcept {
+    for (Layer& layer : layers_) {
+      layer.num_slots = 0;
+      layer.firsts.clear();
+      for (auto& ranges : layer.ranges)
+        ranges.clear();
+    }
+  }
+
+ private:
+  struct Layer {
+    explicit Layer(std::size_t num_kv_heads) : ranges(num_kv_heads) {}
+
+    std::size_t num_slots = 0;               // that were taken in
+    std::vector<std::size_t> firsts;         // first slot of each page
+    std::vector<std::vector<float>> ranges;  // of each KV head
+  };
+
+  void add_page(Layer& layer, std::size_t first) {
+    layer.firsts.push_back(first);
+    for (auto& ranges : layer.ranges) {
+      ranges.insert(ranges.end(), dim_, -std::numeric_limits<float>::infinity());
+      ranges.insert(ranges.end(), dim_, std::numeric_limits<float>::infinity());
+    }
+  }
+
+  std::size_t dim_;
+  std::vector<Layer> layers_;
+  std::vector<float> gathered_;  // memory that is kept between calls
+  std::vector<float> widened_;
+};
+
+}  // namespace detail
+
+/// What the tokens of a decode step give at most to each page, for PageStamps, from the queries and
+/// one bound for each page in the place of its keys. The bound is the largest dot product that a
+/// query can have with a key whose channels lie in the ranges of the page's keys (Quest, arXiv
+/// 2406.10774, algorithm 1):
 ///
-/// Quest reads the pages of the largest bounds at each step and frees nothing. As a signal of a
-/// recipe the bound says which pages may go: with GroupReduction and WholeChunks, for instance.
-/// O(seq_len * head_dim) for each selection.
+///   sum over channels c of max(q_c low_c, q_c high_c).
+///
+/// A page counts as one token with that dot product: per query head the logits, scaled and capped
+/// as the engine's, go through a softmax over all pages that the token sees, those of the prompts
+/// too, which are cut from each prompt's beginning; then the mean over the layer's query heads.
+///
+/// NaN in a key is passed over, and so is a page without any number: padding. One that has none in
+/// some channel, and every page for a query with NaN, has weight 0 and is counted.
+/// @note  O(head_dim) for each new key, page and query head; when tokens went, K is read once.
 class PageBounds {
  public:
   static constexpr Inputs kRequiredInputs = Inputs::kAttention | Inputs::kKeys;
   static constexpr AttentionUse kAttentionUse = AttentionUse::kQueries;
 
-  /// Throws InvalidArgument, naming `where`, for pages of 0.
-  PageBounds(std::string_view where, const CacheShape& shape, std::size_t page_size)
-      : page_size_((detail::require(page_size > 0, where, "page_size", page_size, "must be > 0"),
-                    page_size)),
-        queries_{std::vector<float>(shape.num_layers * shape.num_q_heads * shape.head_dim)} {}
+  PageBounds(const CacheShape& shape, const DecodePages& pages)
+      : shape_(shape), pages_(pages), ranges_(shape) {}
 
-  [[nodiscard]] auto state() noexcept { return std::tie(queries_); }
+  [[nodiscard]] auto state() noexcept { return std::tie(ranges_); }
 
-  [[nodiscard]] std::size_t wanted_rows(const Sequence& /*sequence*/,
-                                        std::size_t /*layer*/) const noexcept {
-    return 1;
-  }
+  /// Calls visit(position, pages) with the decoded pages for each token, oldest first. `visit` may
+  /// put the pages into another order. Returns how many logits were not finite.
+  template <class Visit>
   std::size_t observe_query_rows(std::size_t layer, const QueryRows& rows, const Sequence& sequence,
-                                 const ViewRef& /*view*/, const kernels::KernelSet& /*kernel*/) {
-    const CacheShape& shape = sequence.shape();
+                                 const ViewRef& view, const kernels::KernelSet& kernel,
+                                 Visit&& visit) {
+    const std::size_t len = sequence.seq_len(layer, 0);
     std::size_t non_finite = 0;
-    for (std::size_t head = 0; head < shape.num_q_heads; ++head) {
-      const float* const from = rows.row(head, rows.num_rows - 1);
-      const std::span<float> query =
-          std::span(queries_.data)
-              .subspan((layer * shape.num_q_heads + head) * shape.head_dim, shape.head_dim);
-      const auto wrong = static_cast<std::size_t>(
-          std::count_if(from, from + query.size(), [](float x) { return !std::isfinite(x); }));
-      non_finite += wrong;
-      if (wrong == 0)
-        std::copy_n(from, query.size(), query.begin());
+    all_.clear();
+    is_decoded_.clear();
+    pages_.for_each_with_prompts(sequence, layer,
+                                 [&](std::size_t first, std::size_t last, bool is_decoded) {
+                                   all_.push_back({first, last, 0.0});
+                                   is_decoded_.push_back(is_decoded ? 1 : 0);
+                                 });
+    for (std::size_t r = 0; r < rows.num_rows; ++r) {
+      const std::size_t behind = rows.num_rows - 1 - r;
+      const std::size_t visible = len - behind;
+      ranges_.extend(layer, all_, visible, view, kernel);
+      non_finite += weigh(layer, rows, r, kernel);
+      decoded_.clear();
+      for (std::size_t page = 0; page < weights_.size(); ++page) {
+        if (is_decoded_[page] != 0) {
+          decoded_.push_back({all_[page].first, std::min(all_[page].last, visible),
+                              static_cast<double>(weights_[page])});
+        }
+      }
+      visit(sequence.length() - 1 - behind, std::span(decoded_));
     }
     return non_finite;
   }
-  void score(const ScoreInput& input, LaneScores& scores) const {
-    constexpr std::size_t kBuffer = LaneScores::kFirstFree;
-    const CacheShape& shape = input.sequence.shape();
-    const std::size_t dim = shape.head_dim;
-    const std::size_t len = scores.seq_len();
-    scores.start(0, len, shape.group_size());
-    const std::span<float> low = input.scratch.floats(kBuffer, dim);
-    const std::span<float> high = input.scratch.floats(kBuffer + 1, dim);
-    for (std::size_t head = 0; head < scores.num_heads(); ++head) {
-      const Lane lane = scores.cache(head);
-      std::size_t first = 0;
-      for_each_row(
-          lane.keys, dim, 0, len, input.kernel, input.scratch.vector(kBuffer + 2),
-          input.scratch.vector(kBuffer + 3), [&](const float* key, std::size_t slot) {
-            if (slot == first) {
-              std::fill(low.begin(), low.end(), kInfinity);
-              std::fill(high.begin(), high.end(), -kInfinity);
-            }
-            if (lane.has_token(slot)) {
-              for (std::size_t c = 0; c < dim; ++c) {
-                low[c] = std::min(low[c], key[c]);
-                high[c] = std::max(high[c], key[c]);
-              }
-            }
-            if (slot + 1 < len && page(input, scores, slot + 1) == page(input, scores, slot))
-              return;
-            fill_page(shape, scores, head, first, slot + 1, low, high);
-            first = slot + 1;
-          });
-      scores.clear_invalid(head);
-    }
-  }
 
  private:
-  static constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-  /// Of the newest token, [num_layers, num_q_heads, head_dim].
-  struct Queries {
-    std::vector<float> data;
-
-    void append(std::size_t /*count*/) noexcept { reset(); }
-    void apply(const KeepMask& /*mask*/) noexcept {}
-    void truncate(const Sequence& /*sequence*/) noexcept { reset(); }
-    void reset() noexcept { std::fill(data.begin(), data.end(), 0.0F); }
-  };
-
-  [[nodiscard]] std::size_t page(const ScoreInput& input, const LaneScores& scores,
-                                 std::size_t slot) const noexcept {
-    return static_cast<std::size_t>(input.sequence.position(scores.lane(), slot)) / page_size_;
-  }
-  void fill_page(const CacheShape& shape, const LaneScores& scores, std::size_t head,
-                 std::size_t first, std::size_t last, std::span<const float> low,
-                 std::span<const float> high) const noexcept {
-    const std::size_t group = shape.group_size();
-    bool has_range = true;
-    for (std::size_t c = 0; c < low.size(); ++c)
-      has_range = has_range && low[c] <= high[c];
-    for (std::size_t h = 0; h < group; ++h) {
-      const std::size_t q_head =
-          scores.layer(head) * shape.num_q_heads + scores.kv_head(head) * group + h;
-      const auto query =
-          std::span<const float>(queries_.data).subspan(q_head * low.size(), low.size());
-      const float bound = has_range ? static_cast<float>(page_bound(query, low, high))
-                                    : std::numeric_limits<float>::quiet_NaN();
-      const std::span<float> array = scores.array(head * group + h);
-      std::fill(array.begin() + static_cast<std::ptrdiff_t>(first),
-                array.begin() + static_cast<std::ptrdiff_t>(last), bound);
+  // The weights of the pages that row r sees.
+  std::size_t weigh(std::size_t layer, const QueryRows& rows, std::size_t r,
+                    const kernels::KernelSet& kernel) {
+    const std::size_t dim = shape_.head_dim;
+    const std::size_t num_pages = ranges_.of(layer, 0).size() / (2 * dim);
+    std::size_t non_finite = 0;
+    weights_.assign(num_pages, 0.0F);
+    logits_.resize(std::max(logits_.size(), num_pages));
+    signed_.resize(2 * dim);
+    for (std::size_t head = 0; head < shape_.num_q_heads; ++head) {
+      const std::span<const float> ranges = ranges_.of(layer, head / shape_.group_size());
+      // The bound is a dot product: what is positive meets the largest values, the rest the least.
+      const float* const query = rows.row(head, r);
+      for (std::size_t c = 0; c < dim; ++c) {
+        signed_[c] = std::max(query[c], 0.0F);
+        signed_[dim + c] = std::min(query[c], 0.0F);
+      }
+      kernel.row_dots(signed_.data(), 1, static_cast<std::ptrdiff_t>(2 * dim),
+                      {ranges.data(), static_cast<std::ptrdiff_t>(2 * dim * sizeof(float)),
+                       num_pages, 2 * dim, ElementType::kF32},
+                      logits_.data(), static_cast<std::ptrdiff_t>(num_pages));
+      for (std::size_t page = 0; page < num_pages; ++page) {
+        if (is_empty(ranges.subspan(page * 2 * dim, 2 * dim)))
+          logits_[page] = -std::numeric_limits<float>::infinity();
+      }
+      non_finite += add_softmax(head, rows, num_pages, kernel);
     }
+    return non_finite;
+  }
+  [[nodiscard]] static bool is_empty(std::span<const float> range) noexcept {
+    const std::size_t dim = range.size() / 2;
+    for (std::size_t c = 0; c < dim; ++c) {
+      if (range[c] >= range[dim + c])
+        return false;
+    }
+    return true;
+  }
+  std::size_t add_softmax(std::size_t head, const QueryRows& rows, std::size_t num_pages,
+                          const kernels::KernelSet& kernel) {
+    float* const logits = logits_.data();
+    float factor = rows.logit_scale(shape_.head_dim);
+    if (rows.soft_cap > 0.0F) {
+      kernel.scale(factor, num_pages, logits);
+      kernel.soft_cap(rows.soft_cap, num_pages, logits);
+      factor = 1.0F;
+    }
+    float largest;
+    const std::size_t non_finite = kernel.scale_logits(factor, num_pages, logits, largest);
+    RunningSoftmax softmax(rows.sink_logits.empty() ? -std::numeric_limits<float>::infinity()
+                                                    : rows.sink_logits[head]);
+    const float shift = softmax.add(logits, num_pages, largest, kernel);
+    kernel.add(softmax.factor(shift) / static_cast<float>(shape_.num_q_heads), logits, num_pages,
+               weights_.data());
+    return non_finite;
   }
 
-  std::size_t page_size_;
-  Queries queries_;
+  CacheShape shape_;
+  DecodePages pages_;
+  detail::PageRanges ranges_;
+  // Memory that is kept between calls.
+  std::vector<PageWeight> all_;  // pages of the layer
+  std::vector<std::uint8_t> is_decoded_;
+  std::vector<PageWeight> decoded_;
+  std::vector<float> signed_;   // a query, [2 * head_dim]
+  std::vector<float> logits_;   // of a query head, [pages]
+  std::vector<float> weights_;  // mean over the query heads, [pages that the token sees]
 };
 
 KVEVICT_NAMESPACE_END
