@@ -22,7 +22,7 @@ constexpr CacheShape kShape{.num_layers = 1, .num_q_heads = 1, .num_kv_heads = 1
 
 /// A policy and its cache, cut whenever the policy says so.
 struct Loop {
-  explicit Loop(const CacheScoreOptions& options) : policy(options, kShape), cache(kShape, 64) {}
+  explicit Loop(const KnormOptions& options) : policy(options, kShape), cache(kShape, 64) {}
 
   /// Tokens held after the prompt and after each step of `count` tokens.
   std::vector<std::size_t> run(std::size_t prompt, std::size_t steps, std::size_t count = 1) {

@@ -1,5 +1,6 @@
 #include "kvevict/policies/key_geometry.hpp"
 
+#include "support/errors.hpp"
 #include "support/masks.hpp"
 #include "support/window_cache.hpp"
 
@@ -48,6 +49,90 @@ TEST(Knorm, TiesAndNaN) {
   EXPECT_EQ(kept<Knorm>({.budget = 2}, cache), "110");
   cache.key(0, 0, 0)[0] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_EQ(kept<Knorm>({.budget = 2}, cache), "011");
+}
+
+/// Three layers of two heads, whose keys have norms 1, 2, .. from the oldest on.
+struct Layers {
+  static constexpr CacheShape kShape{
+      .num_layers = 3, .num_q_heads = 2, .num_kv_heads = 2, .head_dim = 1};
+  Knorm policy;
+  WindowCache cache;
+
+  explicit Layers(const KnormOptions& options) : policy(options, kShape), cache(kShape, 16) {}
+  void append(std::size_t count) {
+    for (std::size_t lane = 0; lane < 6; ++lane) {
+      const std::size_t len = cache.seq_len(lane);
+      for (std::size_t i = 0; i < count; ++i) {
+        cache.key(lane / 2, lane % 2, len + i)[0] =
+            static_cast<float>(policy.sequence().length() + i + 1);
+      }
+    }
+    policy.append(count);
+    cache.append(count);
+  }
+  void prompt(std::size_t count) {
+    policy.begin(count);
+    append(count);
+    policy.end_prefill(cache.view());
+  }
+  /// Tokens that each head holds after a cut, if it is time for one.
+  std::vector<std::size_t> cut() {
+    if (policy.should_evict())
+      kvevict_test::cut(policy, cache);
+    std::vector<std::size_t> lengths;
+    for (std::size_t lane = 0; lane < 6; ++lane)
+      lengths.push_back(cache.seq_len(lane));
+    return lengths;
+  }
+};
+using Lengths = std::vector<std::size_t>;
+
+// Layers 0 and 2 keep all of five tokens; layer 1 keeps its two smallest keys, and drops one for
+// each token that comes.
+TEST(Knorm, LayersMayBeSkipped) {
+  Layers layers({.budget = 2, .skip_layers = {0, 2}});
+  layers.prompt(5);
+  EXPECT_EQ(layers.cut(), (Lengths{5, 5, 2, 2, 5, 5}));
+  EXPECT_EQ(*layers.cache.key(1, 0, 1), 2.0F);
+  layers.append(1);
+  EXPECT_EQ(layers.cut(), (Lengths{6, 6, 2, 2, 6, 6}));
+  EXPECT_EQ(*layers.cache.key(1, 1, 0), 1.0F);
+  EXPECT_FALSE(layers.policy.should_evict());
+}
+
+// 40 % of five tokens are two, and of ten four, in each head that is cut. 9 entries for the four
+// heads of layers 1 and 2 are 2 each, and the odd one is the first's.
+TEST(Knorm, SharesAndTotalsAreThoseOfTheLayersThatAreCut) {
+  Layers share({.budget = Budget::keep_ratio(.4), .skip_layers = {0}});
+  share.policy.begin(5);
+  share.append(3);
+  EXPECT_FALSE(share.policy.should_evict());  // a share of a prompt that is not there yet
+  share.append(2);
+  share.policy.end_prefill(share.cache.view());
+  EXPECT_EQ(share.cut(), (Lengths{5, 5, 2, 2, 2, 2}));
+  share.append(5);
+  EXPECT_EQ(share.cut(), (Lengths{10, 10, 4, 4, 4, 4}));
+  Layers total({.budget = Budget::total(9), .skip_layers = {0}});
+  total.prompt(5);
+  EXPECT_EQ(total.cut(), (Lengths{5, 5, 3, 2, 2, 2}));
+}
+
+// The same as without the option where decoded tokens stay.
+TEST(Knorm, SkippedLayersOfPromptsAlone) {
+  Layers layers(
+      {.budget = Budget::keep_ratio(.4), .only_at_prefill_end = true, .skip_layers = {1}});
+  layers.prompt(5);
+  EXPECT_EQ(layers.cut(), (Lengths{2, 2, 5, 5, 2, 2}));
+  layers.append(5);
+  EXPECT_EQ(layers.cut(), (Lengths{7, 7, 10, 10, 7, 7}));
+}
+
+TEST(Knorm, RefusesLayersThatAreNotThere) {
+  using kvevict_test::refuses;
+  EXPECT_TRUE(refuses([] { Layers({.skip_layers = {3}}); }, {"Knorm", "skip_layers", "3"}));
+  EXPECT_TRUE(refuses([] { Layers({.skip_layers = {0, 1, 2}}); }, {"Knorm", "skip_layers"}));
+  EXPECT_TRUE(refuses([] { Layers({.budget = 3, .recent_window = 4, .skip_layers = {0}}); },
+                      {"Knorm", "budget", "3"}));
 }
 
 // The mean of the unit keys is (.676777, .426777); cosines .845862, .533402, .845862, .975287.

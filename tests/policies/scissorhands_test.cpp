@@ -135,6 +135,39 @@ TEST(ScissorHands, CutsToTheSameLength) {
   EXPECT_EQ(half.kept().size(), 4U);
 }
 
+// Budgets 3 and 6, two go at once: after a prompt of seven layer 0 has 3 + 1 - 2 tokens and layer 1
+// has 6 + 1 - 2. Both are full again, and above their budgets, in the same step.
+TEST(ScissorHands, LayersMayHaveBudgetsOfTheirOwn) {
+  constexpr CacheShape kTwo{.num_layers = 2, .num_q_heads = 1, .num_kv_heads = 1, .head_dim = 1};
+  ScissorHandsOptions options = plain(5, 2);
+  options.layer_budgets = {3, 6};
+  RowSession<ScissorHands> session(options, kTwo);
+  session.prompt(7);
+  ASSERT_TRUE(session.cut());
+  EXPECT_EQ(session.kept(0).size(), 2U);
+  EXPECT_EQ(session.kept(1).size(), 5U);
+  // Rows of which the newest token, and slot 0 of layer 0, have less than an even share.
+  session.step({{{{.2F, .5F, .3F}}}, {{{.2F, .2F, .2F, .2F, .2F, 0}}}});
+  EXPECT_FALSE(session.cut());
+  session.step({{{{.1F, .4F, .3F, .2F}}}, {{{.2F, .2F, .2F, .2F, .2F, 0, 0}}}});
+  ASSERT_TRUE(session.cut());
+  EXPECT_EQ(session.kept(0), (Positions{1, 7}));
+  EXPECT_EQ(session.kept(1), (Positions{0, 1, 2, 3, 4}));
+}
+// A prompt of five fits layer 1, which is not cut and keeps its history.
+TEST(ScissorHands, ALayerThatIsNotCutKeepsItsHistory) {
+  constexpr CacheShape kTwo{.num_layers = 2, .num_q_heads = 1, .num_kv_heads = 1, .head_dim = 1};
+  ScissorHandsOptions options = plain(5, 1);
+  options.layer_budgets = {3, 9};
+  RowSession<ScissorHands> session(options, kTwo);
+  session.prompt(3);
+  session.step({{{{.1F, .3F, .3F, .3F}}}, {{{.4F, .1F, .1F, .4F}}}});
+  ASSERT_TRUE(session.cut());
+  EXPECT_EQ(session.kept(0), (Positions{1, 2, 3}));
+  EXPECT_EQ(scores_of(session.policy, session.cache, 0), (std::vector<float>{0, 0, 0}));
+  EXPECT_EQ(scores_of(session.policy, session.cache, 1), (std::vector<float>{0, -1, -1, 0}));
+}
+
 // R9: padding goes first; R19: an entry that is no number counts as no attention.
 TEST(ScissorHands, PaddingAndNaN) {
   auto session = session_of(plain(3, 1));
@@ -153,6 +186,14 @@ TEST(ScissorHands, RefusesWhatItCannotUse) {
       refuses([] { ScissorHands({.budget = 0}, kOneHead); }, {"ScissorHands", "budget", "0"}));
   EXPECT_TRUE(
       refuses([] { ScissorHands({.history = 0}, kOneHead); }, {"ScissorHands", "history", "0"}));
+  ScissorHandsOptions table = plain(4, 3);
+  table.layer_budgets = {4, 4};
+  EXPECT_TRUE(refuses([&] { ScissorHands(table, kOneHead); }, {"layer_budgets.size()", "2"}));
+  table.layer_budgets = {2};
+  EXPECT_TRUE(refuses([&] { ScissorHands(table, kOneHead); }, {"ScissorHands", "drop", "3"}));
+  table.layer_budgets = {4};
+  table.recent_window = 3;  // a cut leaves 2
+  EXPECT_TRUE(refuses([&] { ScissorHands(table, kOneHead); }, {"layer_budgets", "4"}));
   // A cut would leave 7 tokens, fewer than the 10 recent ones.
   EXPECT_TRUE(refuses([] { ScissorHands({.budget = 12}, kOneHead); }, {"ScissorHands", "budget"}));
 }

@@ -1,6 +1,7 @@
 #include "kvevict/policies/value_weighted.hpp"
 
 #include "support/errors.hpp"
+#include "support/masks.hpp"
 #include "support/row_session.hpp"
 
 #include <gtest/gtest.h>
@@ -81,6 +82,24 @@ TEST(LongFlow, OneTokenGoesInAStep) {
   EXPECT_FALSE(session.cut());
 }
 
+// A prompt of four under a budget of three that another policy cut to two: nothing goes until the
+// cache has grown above the budget.
+TEST(LongFlow, AnotherPolicyMayCutThePrompt) {
+  RowSession<LongFlow> session({.budget = 3}, kOneHead);
+  session.prompt(4);
+  for (std::size_t slot = 0; slot < 6; ++slot)
+    session.cache.value(0, 0, slot)[0] = 1;
+  const kvevict::KeepMask mask = mask_of(kvevict::MaskScope::kLayer, 1, 1, {"0101"});
+  session.cache.evict(mask);
+  session.policy.apply(mask);
+  EXPECT_FALSE(session.cut());
+  session.step({{{{.1F, .5F, .4F}}}});
+  EXPECT_FALSE(session.cut());
+  session.step({{{{.1F, .5F, .3F, .1F}}}});
+  ASSERT_TRUE(session.cut());
+  EXPECT_EQ(session.kept(), (Positions{1, 3, 4}));
+}
+
 // R4: all rows and values that are not numbers.
 TEST(LongFlow, AValueOfNaNGoesFirst) {
   auto session = session_of<LongFlow>({.budget = 2}, {{{.7F, .2F, .1F}}});
@@ -97,6 +116,17 @@ TEST(VATP, WeighsSumsByTheL1NormOfValues) {
   expect_near(scores_of(session.policy, session.cache), {.14F, .8F, .1F});
   session.cut();
   EXPECT_EQ(session.kept(), (Positions{0, 1}));
+}
+
+// The same with |v|_2 = (.1414, 2.8284, 1); v = (1, 0) has the same norm either way.
+TEST(VATP, TheL2NormIsAnOption) {
+  const VATP::Options options{.heavy = 2, .recent = 0, .num_sink_tokens = 0, .l2_norm = true};
+  auto session = session_of<VATP>(options, {{{0}, {0, 0}, {.7F, .2F, .1F}}});
+  const float root = std::sqrt(2.0F);
+  expect_near(scores_of(session.policy, session.cache), {.07F * root, .4F * root, .1F});
+  // .14 beats .1 under L1; .09899 does not under L2.
+  session.cut();
+  EXPECT_EQ(session.kept(), (Positions{1, 2}));
 }
 
 // Small values would lose the first token; it is a sink.

@@ -139,6 +139,57 @@ class HeadTable {
   bool official_;
 };
 
+/// The same budget for all layers but some, which keep everything. A share is one of each lane's
+/// own tokens; a total is shared out among the lanes that are cut, its odd entries to the first
+/// ones.
+class SkippedLayers {
+ public:
+  /// @param layers        that keep everything; empty: none
+  /// @param prompts_only  decoded tokens stay and have no part in a share
+  SkippedLayers(std::string_view where, const CacheShape& shape, const Budget& budget,
+                std::span<const std::size_t> layers, bool prompts_only)
+      : budget_(budget),
+        prompts_only_(prompts_only),
+        budgets_(layers.empty() ? 0 : shape.num_lanes(MaskScope::kHead)) {
+    for (const std::size_t layer : layers) {
+      detail::require(layer < shape.num_layers, where, "skip_layers", layer,
+                      "must be < num_layers");
+      std::fill_n(budgets_.begin() + static_cast<std::ptrdiff_t>(layer * shape.num_kv_heads),
+                  shape.num_kv_heads, kAll);
+    }
+    num_cut_ = budgets_.size() -
+               static_cast<std::size_t>(std::count(budgets_.begin(), budgets_.end(), kAll));
+    detail::require(layers.empty() || num_cut_ > 0, where, "layers beside skip_layers", 0,
+                    "must be > 0");
+  }
+
+  [[nodiscard]] Allocation allocation(const Sequence& sequence) const noexcept {
+    if (budgets_.empty())
+      return {.budget = budget_};
+    // A share of a prompt that is still coming is not known.
+    if (budget_.is_share() && sequence.in_prompt())
+      return {.budget = kAll};
+    const std::size_t tokens =
+        budget_.tokens_of(detail::tokens_so_far(sequence, prompts_only_), num_cut_);
+    std::size_t odd = budget_.is_total() ? budget_.count() - tokens * num_cut_ : 0;
+    for (std::size_t& lane : budgets_) {
+      if (lane == kAll)
+        continue;
+      lane = tokens + (odd > 0 ? 1 : 0);
+      odd -= odd > 0 ? 1 : 0;
+    }
+    return {.budget = budget_, .lane_budgets = budgets_};
+  }
+
+ private:
+  static constexpr std::size_t kAll = std::numeric_limits<std::size_t>::max();
+
+  Budget budget_;
+  bool prompts_only_;
+  std::size_t num_cut_ = 0;
+  mutable std::vector<std::size_t> budgets_;  // by lane; filled by each allocation
+};
+
 /// How shares of lanes become whole numbers.
 enum class ShareRounding : std::uint8_t {
   kFloors,   ///< each rounded down, but not to 0: rule R6 for every lane by itself

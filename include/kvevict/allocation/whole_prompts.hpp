@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <limits>
+#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -14,11 +15,14 @@ KVEVICT_NAMESPACE_BEGIN
 /// stays does not depend on the chunks it came in.
 struct WholePrompts {
   Allocation between;
+  std::vector<std::size_t> lane_budgets = {};  ///< its lane_budgets, if there are any
 
   [[nodiscard]] Allocation allocation(const Sequence& sequence) const noexcept {
     if (sequence.in_prompt())
       return {.budget = std::numeric_limits<std::size_t>::max()};
-    return between;
+    Allocation allocation = between;
+    allocation.lane_budgets = lane_budgets;
+    return allocation;
   }
 };
 

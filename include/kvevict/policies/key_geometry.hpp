@@ -1,26 +1,65 @@
 #ifndef KVEVICT_POLICIES_KEY_GEOMETRY_HPP_
 #define KVEVICT_POLICIES_KEY_GEOMETRY_HPP_
 
+#include "kvevict/allocation/budget_tables.hpp"
 #include "kvevict/config.hpp"
+#include "kvevict/core/budget.hpp"
 #include "kvevict/policies/composed.hpp"
 #include "kvevict/scoring/cache_signals.hpp"
 #include "kvevict/scoring/group_reduce.hpp"
 #include "kvevict/scoring/pipeline.hpp"
 #include "kvevict/scoring/stages.hpp"
+#include "kvevict/selection/pool_selection.hpp"
 
+#include <cstddef>
 #include <string_view>
+#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
 // Policies that look at cached keys alone, so that any fused attention will do.
 
-/// Keys of small norm stay (L2 norm eviction, arXiv 2406.11430, section 3): score = -|k|. The
-/// authors leave layers 0 and 1 whole and start at 2048 tokens; kvpress and this do neither.
+/// Keys of small norm stay (L2 norm eviction, arXiv 2406.11430, section 3): score = -|k|.
 struct KnormRecipe : CutsByCacheScore {
   static constexpr std::string_view kName = "Knorm";
 
-  static auto pipeline(const Options& /*options*/, const CacheShape& /*shape*/) {
+  template <class O>
+  static auto pipeline(const O& /*options*/, const CacheShape& /*shape*/) {
     return Pipeline(KeyNorm());
+  }
+};
+
+/// Those of CacheScoreOptions, and the layers.
+struct KnormOptions {
+  Budget budget = 1024;              ///< tokens per KV head, protected ones included; a total is
+                                     ///< one of the layers that are cut
+  std::size_t num_sink_tokens = 0;   ///< first tokens that always stay
+  std::size_t recent_window = 0;     ///< newest tokens that always stay
+  bool only_at_prefill_end = false;  ///< cut each prompt once and keep what is decoded
+  CutSchedule schedule = {};         ///< how often to cut
+  std::vector<std::size_t> skip_layers = {};  ///< layers that are not cut (authors: 0 and 1)
+};
+
+/// The policy of these scores. The authors leave layers 0 and 1 whole (skip_layers) and start at
+/// 2048 tokens; kvpress does neither, and so does this by default. Recipes over KnormRecipe have
+/// budgets of their own and skip no layer.
+struct KnormOfLayersRecipe : KnormRecipe {
+  using Options = KnormOptions;
+
+  static void check(const Options& options, const CacheShape& shape) {
+    // Rule R7, which is not asked of tables.
+    if (!options.budget.is_total())
+      detail::check_allocation({.budget = options.budget}, protection(options), shape, kName);
+  }
+  static auto allocator(const Options& options, const CacheShape& shape) {
+    return SkippedLayers(kName, shape, options.budget, options.skip_layers,
+                         options.only_at_prefill_end);
+  }
+
+  template <class Visit>
+  static void visit_options(Options& options, Visit&& visit) {
+    KnormRecipe::visit_options(options, visit);
+    visit("skip_layers", options.skip_layers);
   }
 };
 
@@ -49,7 +88,7 @@ struct MeanCentredNormRecipe : CutsByCacheScore {
 };
 
 // policy: Knorm | `-norm(k_i)` | K | - | head | at any time | none | a pass over K | 2406.11430
-using Knorm = Policy<Composed<KnormRecipe>>;
+using Knorm = Policy<Composed<KnormOfLayersRecipe>>;
 // policy: KeyDiff | `-cos(k_i, mean_j unit(k_j))` | K | - | head | at any time | none
 //   | a pass over K | 2504.15364
 using KeyDiff = Policy<Composed<KeyDiffRecipe>>;

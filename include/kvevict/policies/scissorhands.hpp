@@ -8,16 +8,20 @@
 #include "kvevict/scoring/below_uniform.hpp"
 #include "kvevict/scoring/pipeline.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <string_view>
+#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
 struct ScissorHandsOptions {
   std::size_t budget = 1024;       ///< tokens per KV head (B)
-  std::size_t drop = 0;            ///< tokens that go at once (m); 0: half the budget
+  std::size_t drop = 0;            ///< tokens that go at once (m); 0: half the least budget
   std::size_t history = 400;       ///< newest rows that are asked (w)
   std::size_t recent_window = 10;  ///< newest tokens that always stay (r)
+  /// [layers] tokens per KV head of each layer in the place of `budget`; empty: the same for all
+  std::vector<std::size_t> layer_budgets = {};
 };
 
 /// Persistence of importance (ScissorHands, arXiv 2305.17118, section 4, algorithm 2): tokens that
@@ -29,16 +33,26 @@ struct ScissorHandsOptions {
 /// n_t being the tokens that row t saw. The history then starts over. A cache far above the budget,
 /// after a prompt, is cut to the same budget + 1 - drop tokens.
 ///
-/// Chosen here: the mean over the group for GQA (rule R10); every layer has the same budget, where
-/// the paper gives later layers more: Allocation::lane_budgets can say so in a recipe of your own.
+/// Chosen here: the mean over the group for GQA (rule R10); every layer has the same budget unless
+/// layer_budgets says otherwise. The paper gives later layers more, whose tokens persist less, but
+/// no rule of how much; `drop` is one number for all of them, so that layers go on being cut in the
+/// same steps. A lane's history starts over when that lane is cut.
 struct ScissorHandsRecipe : CutsEveryStep {
   using Options = ScissorHandsOptions;
   static constexpr std::string_view kName = "ScissorHands";
 
-  static void check(const Options& options, const CacheShape& /*shape*/) {
-    detail::require(options.budget > 0, kName, "budget", options.budget, "must be > 0");
-    detail::require(options.drop <= options.budget, kName, "drop", options.drop,
+  static void check(const Options& options, const CacheShape& shape) {
+    const std::size_t size = options.layer_budgets.size();
+    detail::require(size == 0 || size == shape.num_layers, kName, "layer_budgets.size()", size,
+                    "must be 0 or num_layers");
+    const std::size_t least = least_budget(options);
+    const std::string_view field = size == 0 ? "budget" : "layer_budgets";
+    detail::require(least > 0, kName, field, least, "must be > 0");
+    detail::require(options.drop <= least, kName, "drop", options.drop,
                     "must not exceed the budget");
+    // Without a table this is what every policy is asked.
+    detail::require(size == 0 || least + 1 - drop(options) >= options.recent_window, kName, field,
+                    least, "must leave the recent window behind a cut");
   }
   static auto pipeline(const Options& options, const CacheShape& shape) {
     return Pipeline(BelowUniformCount(kName, shape, options.history));
@@ -46,9 +60,11 @@ struct ScissorHandsRecipe : CutsEveryStep {
   static Protection protection(const Options& options) noexcept {
     return {.recent_window = options.recent_window};
   }
-  static WholePrompts allocator(const Options& options, const CacheShape& /*shape*/) noexcept {
-    const std::size_t drop = options.drop > 0 ? options.drop : (options.budget + 1) / 2;
-    return {{.budget = options.budget, .headroom = drop - 1}};
+  static WholePrompts allocator(const Options& options, const CacheShape& shape) {
+    WholePrompts allocator{{.budget = options.budget, .headroom = drop(options) - 1}};
+    for (const std::size_t tokens : options.layer_budgets)
+      allocator.lane_budgets.insert(allocator.lane_budgets.end(), shape.num_kv_heads, tokens);
+    return allocator;
   }
 
   template <class Visit>
@@ -57,6 +73,16 @@ struct ScissorHandsRecipe : CutsEveryStep {
     visit("drop", options.drop);
     visit("history", options.history);
     visit("recent_window", options.recent_window);
+    visit("layer_budgets", options.layer_budgets);
+  }
+
+ private:
+  [[nodiscard]] static std::size_t least_budget(const Options& options) noexcept {
+    const auto& table = options.layer_budgets;
+    return table.empty() ? options.budget : *std::min_element(table.begin(), table.end());
+  }
+  [[nodiscard]] static std::size_t drop(const Options& options) noexcept {
+    return options.drop > 0 ? options.drop : (least_budget(options) + 1) / 2;
   }
 };
 

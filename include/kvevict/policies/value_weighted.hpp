@@ -32,7 +32,9 @@ struct LongFlowOptions {
 /// newest token still competes, as theirs does.
 ///
 /// A prompt above the budget is cut by the same score, that of its last row. The authors' code cuts
-/// prompts with a variant of SnapKV instead: run that policy until the prompt ends to get theirs.
+/// prompts to one token less than the budget with a variant of SnapKV instead. To get theirs let
+/// such a policy select when the prompt ends, one set for each layer, and apply its mask to this
+/// one too: a cache that fits the budget is left alone until it grows.
 struct LongFlowRecipe : CutsEveryStep {
   using Options = LongFlowOptions;
   static constexpr std::string_view kName = "LongFlow";
@@ -53,7 +55,8 @@ struct LongFlowRecipe : CutsEveryStep {
   }
 };
 
-/// Those of H2O. The paper keeps the first tokens whatever their score; how many is our choice.
+/// Those of H2O. The paper keeps the first tokens whatever their score; how many is our choice (the
+/// authors' code has no default, its README runs 20).
 struct VATPOptions {
   Budget heavy = Budget::keep_ratio(0.1);   ///< tokens with the best scores; a share is one of the
                                             ///< first prompt, fixed from then on
@@ -62,20 +65,29 @@ struct VATPOptions {
   bool lifetime_mean = false;  ///< divide a sum by the number of queries that could see the token
   std::size_t num_sink_tokens = 4;  ///< first tokens that always stay, of those that are heavy
   bool cut_between_chunks = false;  ///< cut unfinished prompts too, wherever should_evict is asked
+  bool l2_norm = false;             ///< |v|_2 for |v|_1
 };
 
 /// Heavy hitters whose values count too (VATP, arXiv 2406.12335): H2O with
 ///
 ///   score(i) = |v_i|_1 sum over all queries t so far of mean_h a[h, t, i].
 ///
-/// Attention sinks have tiny values, so this score drops them; the paper protects them. LongFlow's
-/// code has a baseline of this name with the L2 norm.
+/// Attention sinks have tiny values, so this score drops them; the paper protects them. The norm is
+/// L1 as in the paper and its code; LongFlow's code has a baseline of this name with the L2 norm
+/// (l2_norm).
 struct VATPRecipe : KeepsHeavyAndRecent<VATPRecipe, VATPOptions> {
   static constexpr std::string_view kName = "VATP";
 
   static auto pipeline(const VATPOptions& options, const CacheShape& shape) {
     return AccumulatedAttention(shape, options.scope, options.lifetime_mean) |
-           TimesValues{ValueFactor::kL1Norm} | HeadReduction{GroupReduce::kMean};
+           TimesValues{options.l2_norm ? ValueFactor::kNorm : ValueFactor::kL1Norm} |
+           HeadReduction{GroupReduce::kMean};
+  }
+
+  template <class Visit>
+  static void visit_options(VATPOptions& options, Visit&& visit) {
+    KeepsHeavyAndRecent::visit_options(options, visit);
+    visit("l2_norm", options.l2_norm);
   }
 };
 
