@@ -27,6 +27,7 @@ set(KVEVICT_HEADERS
     include/kvevict/core/decode_pages.hpp
     include/kvevict/core/error.hpp
     include/kvevict/core/eviction_policy.hpp
+    include/kvevict/core/executor.hpp
     include/kvevict/core/function_ref.hpp
     include/kvevict/core/keep_mask.hpp
     include/kvevict/core/lag_partitions.hpp

@@ -5,6 +5,7 @@
 #include "kvevict/core/counters.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/eviction_policy.hpp"
+#include "kvevict/core/executor.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/rotary.hpp"
@@ -63,6 +64,8 @@ class AnyPolicy {
   [[nodiscard]] bool touches_prompt() const { return self_->touches_prompt(); }
   [[nodiscard]] std::size_t max_rollback() const { return self_->max_rollback(); }
 
+  /// Does nothing for a policy that has no such function.
+  void use_executor(Executor executor) { self_->use_executor(std::move(executor)); }
   void begin(std::size_t prompt_len, std::span<const PositionSpan> pinned = {}) {
     self_->begin(prompt_len, pinned);
   }
@@ -131,6 +134,7 @@ class AnyPolicy {
     [[nodiscard]] virtual bool needs_artefact() const = 0;
     [[nodiscard]] virtual bool touches_prompt() const = 0;
     [[nodiscard]] virtual std::size_t max_rollback() const = 0;
+    virtual void use_executor(Executor executor) = 0;
     virtual void begin(std::size_t prompt_len, std::span<const PositionSpan> pinned) = 0;
     virtual void append(std::size_t count) = 0;
     [[nodiscard]] virtual std::size_t wanted_attention_rows(std::size_t layer) const = 0;
@@ -201,6 +205,10 @@ class AnyPolicy {
       } else {
         return 0;
       }
+    }
+    void use_executor(Executor executor) override {
+      if constexpr (requires { policy.use_executor(std::move(executor)); })
+        policy.use_executor(std::move(executor));
     }
     void begin(std::size_t prompt_len, std::span<const PositionSpan> pinned) override {
       policy.begin(prompt_len, pinned);

@@ -6,6 +6,7 @@
 #include "kvevict/any_policy.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/eviction_policy.hpp"
+#include "kvevict/core/executor.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/plan.hpp"

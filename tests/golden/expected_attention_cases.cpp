@@ -34,6 +34,7 @@ std::shared_ptr<const kvevict::QueryStatistics> compare_statistics(const GoldenC
   sequence.append(prompt.len);
   future.observe(0, prompt.query_rows(0, 0, prompt.len), sequence,
                  prompt.view(prompt.len).lane(0, 0));
+  kvevict::Scratch scratch;
   std::vector<double> means;
   std::vector<double> covariances;
   std::vector<double> turned_means;
@@ -43,14 +44,14 @@ std::shared_ptr<const kvevict::QueryStatistics> compare_statistics(const GoldenC
   };
   for (std::size_t head = 0; head < shape.num_q_heads; ++head) {
     std::vector<float> mean(shape.head_dim);
-    future.mean(sequence, 0, head, mean);
+    future.mean(sequence, 0, head, scratch, mean);
     add(turned_means, mean);
     add(means, future.statistics().mean(0, head));
     if (with_covariance) {
       std::vector<double> covariance(shape.head_dim * shape.head_dim);
       future.statistics().covariance(0, head, covariance);
       add(covariances, covariance);
-      add(turned_covariances, future.turned_covariance(sequence, 0, head));
+      add(turned_covariances, future.turned_covariance(sequence, 0, head, scratch));
     }
   }
   report.scores("query_mean", golden.tensor("query_mean").values, turned_means);

@@ -87,7 +87,7 @@ Outcome run(const std::vector<Input>& lanes, std::size_t num_layers,
   kvevict::PoolSelection pool;
   pool.run(
       sequence, kvevict::ViewRef(view), allocation, {},
-      [&](kvevict::ScoredLane& lane) {
+      [&](kvevict::ScoredLane& lane, std::size_t) {
         const std::vector<float>& scores = lanes[lane.lane].scores;
         std::copy(scores.begin(), scores.end(), lane.scores.begin());
       },

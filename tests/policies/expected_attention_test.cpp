@@ -101,10 +101,11 @@ TEST(ExpectedAttention, QueriesAreTurnedToPositionsToCome) {
                         .statistics = statistics(kOneHead, {1, 0}, {1, 0, 0, 0})});
   Sequence sequence("test", kOneHead, MaskScope::kHead);
   sequence.append(4);
+  Scratch scratch;
   std::vector<float> mean(2);
-  future.mean(sequence, 0, 0, mean);
+  future.mean(sequence, 0, 0, scratch, mean);
   expect_near(mean, {.5F, .5F});
-  const auto covariance = future.turned_covariance(sequence, 0, 0);
+  const auto covariance = future.turned_covariance(sequence, 0, 0, scratch);
   for (const double entry : covariance)
     EXPECT_NEAR(entry, .25, 1e-12);
 }

@@ -52,7 +52,7 @@ class Selection {
     num_scored = 0;
     selection.run(
         sequence, ViewRef(view), allocation, protection,
-        [&](ScoredLane& lane) {
+        [&](ScoredLane& lane, std::size_t) {
           std::copy(scores[lane.lane].begin(), scores[lane.lane].end(), lane.scores.begin());
           ++num_scored;
         },
@@ -321,7 +321,7 @@ TEST(PoolSelection, ASharedSetHasTheSlotsThatAnyLayerHas) {
     PoolSelection selection;
     selection.run(
         sequence, ViewRef(view), {.budget = 3}, {.num_sink_tokens = 1, .recent_window = 2},
-        [](ScoredLane&) {}, [](std::span<ScoredLane>) {});
+        [](ScoredLane&, std::size_t) {}, [](std::span<ScoredLane>) {});
     EXPECT_EQ(kvevict_test::text_of(selection.mask()), "010011") << windowed;
   }
 }

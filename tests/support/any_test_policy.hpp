@@ -1,6 +1,7 @@
 #ifndef KVEVICT_TESTS_SUPPORT_ANY_TEST_POLICY_HPP_
 #define KVEVICT_TESTS_SUPPORT_ANY_TEST_POLICY_HPP_
 
+#include "kvevict/core/executor.hpp"
 #include "kvevict/policies/policy.hpp"
 
 #include <cstddef>
@@ -29,6 +30,7 @@ class AnyTestPolicy {
   AnyTestPolicy& operator=(AnyTestPolicy&&) noexcept = default;
   ~AnyTestPolicy() = default;
 
+  void use_executor(const kvevict::Executor& executor) { self_->use_executor(executor); }
   void begin(std::size_t count, std::span<const kvevict::PositionSpan> pinned = {}) {
     self_->begin(count, pinned);
   }
@@ -92,6 +94,7 @@ class AnyTestPolicy {
     Interface& operator=(const Interface&) = delete;
     virtual ~Interface() = default;
     virtual std::unique_ptr<Interface> clone() const = 0;
+    virtual void use_executor(const kvevict::Executor& executor) = 0;
     virtual void begin(std::size_t count, std::span<const kvevict::PositionSpan> pinned) = 0;
     virtual void append(std::size_t count) = 0;
     virtual std::size_t wanted_attention_rows(std::size_t layer) const = 0;
@@ -129,6 +132,7 @@ class AnyTestPolicy {
 
     explicit Model(P p) : policy(std::move(p)) {}
     std::unique_ptr<Interface> clone() const override { return std::make_unique<Model>(*this); }
+    void use_executor(const kvevict::Executor& executor) override { policy.use_executor(executor); }
     void begin(std::size_t count, std::span<const kvevict::PositionSpan> pinned) override {
       policy.begin(count, pinned);
     }

@@ -6,6 +6,7 @@
 #include "kvevict/core/counters.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/eviction_policy.hpp"
+#include "kvevict/core/executor.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/protection.hpp"
@@ -79,7 +80,8 @@ struct CutSchedule {
 ///   observe_labels(labels)        kinds of the newest tokens
 ///   end_prefill(input)            a prompt is complete
 ///
-/// What it decides, const all of it:
+/// What it decides, const all of it; score may be called for several lanes at a time, and works in
+/// input.scratch alone:
 ///
 ///   score(input, lane, out)       without it every candidate is equal
 ///   normalise(lanes, input)       over all lanes of a pool, before selection
@@ -195,6 +197,16 @@ class Policy {
                              kName);
   }
 
+  /// Runs what takes long on `executor` from now on: attention rows from queries, by KV head, and
+  /// the scores of a selection, by lane; a set for the whole model is one lane. Masks, scores and
+  /// counters are the same with any number of workers, bit for bit. Each worker takes scratch of
+  /// its own (for rows from queries 64 floats per slot), and views are read by all of them at a
+  /// time: lane() and load_row too. A copy runs on the same executor.
+  void use_executor(Executor executor) {
+    executor_ = std::move(executor);
+    workers_.resize(executor_.num_workers());
+  }
+
   /// Announces a prompt of `prompt_len` tokens, the first or a further one of the sequence.
   /// `pinned` positions always stay, even where they alone exceed the budget: nothing else does
   /// then (counted in budget_not_reached). A prompt that is fed in one piece needs no append.
@@ -300,11 +312,7 @@ class Policy {
       counters_.non_finite += method_.observe_query_rows(layer, newest_rows(queries, wanted),
                                                          sequence_, as_view_ref(view), *kernel_);
     } else {
-      for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
-        counters_.non_finite += rows_from_queries_.visit(
-            queries, shape_, layer, head, view.lane(layer, head), sequence_.length(), wanted,
-            *kernel_, [&](const GroupRows& group) { observe_group(group); });
-      }
+      observe_rows_from(layer, queries, as_view_ref(view), wanted);
     }
     end_layer(layer);
   }
@@ -360,7 +368,8 @@ class Policy {
       const ViewRef ref = as_view_ref(view);
       check_view(ref);
       cache_observed_ = true;
-      counters_.non_finite += method_.observe_cache(ScoreInput{ref, sequence_, *kernel_, scratch_});
+      counters_.non_finite +=
+          method_.observe_cache(ScoreInput{ref, sequence_, *kernel_, scratch()});
     }
   }
   /// Whether observe_cache does anything.
@@ -410,7 +419,7 @@ class Policy {
     sequence_.end_prompt();
     sequence_.note_prompt_padding(padding_of(ref.lane(0, 0)));
     if constexpr (requires(const ScoreInput& input) { method_.end_prefill(input); })
-      method_.end_prefill(ScoreInput{ref, sequence_, *kernel_, scratch_});
+      method_.end_prefill(ScoreInput{ref, sequence_, *kernel_, scratch()});
     prefill_ended_ = true;
   }
 
@@ -527,11 +536,16 @@ class Policy {
     projected_ = nullptr;
     const auto ref = as_view_ref(view);
     check_view(ref);
-    const ScoreInput input{ref, sequence_, *kernel_, scratch_};
-    const auto score = [&](ScoredLane& lane) {
+    const ScoreInput input{ref, sequence_, *kernel_, scratch()};
+    // Which worker meets the longest lane is chance: once one has, all have the memory for it.
+    for (const Worker& worker : workers_)
+      scratch().reserve_as(worker.scratch);
+    for (Worker& worker : workers_)
+      worker.scratch.reserve_as(scratch());
+    const auto score = [&](ScoredLane& lane, std::size_t worker) {
       if constexpr (kScores<const Method>) {
-        method_.score({ref, sequence_, *kernel_, scratch_, lane.candidates}, lane.lane,
-                      lane.scores);
+        method_.score({ref, sequence_, *kernel_, workers_[worker].scratch, lane.candidates},
+                      lane.lane, lane.scores);
       } else {
         std::fill(lane.scores.begin(), lane.scores.end(), 0.0F);
       }
@@ -548,7 +562,7 @@ class Policy {
     };
     selection_.run(sequence_, ref, allocation(), method_.protection(sequence_), score, normalise,
                    chooses() ? PoolSelection::Choose(choose) : PoolSelection::Choose(),
-                   for_projection);
+                   for_projection, executor_);
     // The mask of such a policy says more about a slot than its score.
     if (for_projection && (!kScores<const Method> || chooses()))
       selection_.score_by_mask(kScores<const Method>);
@@ -629,6 +643,28 @@ class Policy {
     queries.data = queries.row(0, queries.num_rows - wanted);
     queries.num_rows = wanted;
     return queries;
+  }
+  // Rows are made several blocks at a time and observed one after another, in the order of heads
+  // and rows: sums are the same.
+  void observe_rows_from(std::size_t layer, const QueryRows& queries, const ViewRef& view,
+                         std::size_t wanted) {
+    const std::size_t per_head = RowsFromQueries::num_blocks(shape_, wanted);
+    const std::size_t total = shape_.num_kv_heads * per_head;
+    for (std::size_t first = 0; first < total; first += workers_.size()) {
+      const std::size_t count = std::min(workers_.size(), total - first);
+      executor_.for_each_worker(count, [&](std::size_t i) {
+        const std::size_t head = (first + i) / per_head;
+        Worker& worker = workers_[i];
+        worker.non_finite = 0;
+        worker.rows = worker.rows_from_queries.make(
+            queries, shape_, layer, head, view.lane(layer, head), sequence_.length(), wanted,
+            (first + i) % per_head, *kernel_, worker.non_finite);
+      });
+      for (std::size_t i = 0; i < count; ++i) {
+        counters_.non_finite += workers_[i].non_finite;
+        observe_group(workers_[i].rows);
+      }
+    }
   }
   void observe_group(const GroupRows& group) {
     counters_.non_finite += method_.observe_rows(group, sequence_, *kernel_);
@@ -738,6 +774,15 @@ class Policy {
     }
   }
 
+  // What one of the executor's workers has for itself.
+  struct Worker {
+    Scratch scratch;
+    RowsFromQueries rows_from_queries;
+    GroupRows rows;
+    std::size_t non_finite = 0;
+  };
+  [[nodiscard]] Scratch& scratch() const noexcept { return workers_.front().scratch; }
+
   CacheShape shape_;
   const kernels::KernelSet* kernel_;
   Method method_;
@@ -749,8 +794,8 @@ class Policy {
   bool cache_observed_ = false;         // in the open step
   std::vector<std::uint8_t> observed_;  // [num_layers] attention of the open step
   std::vector<std::uint8_t> scored_;    // [num_layers] since the newest firing; empty: not wanted
-  RowsFromQueries rows_from_queries_;
-  mutable Scratch scratch_;
+  Executor executor_;
+  mutable std::vector<Worker> workers_ = std::vector<Worker>(1);  // memory kept between calls
   mutable PoolSelection selection_;
   mutable const KeepMask* projected_ = nullptr;  // by the newest select; compared, never read
 };

@@ -79,39 +79,56 @@ class RowsFromQueries {
   std::size_t visit(const QueryRows& queries, const CacheShape& shape, std::size_t layer,
                     std::size_t kv_head, const Lane& lane, std::size_t length, std::size_t wanted,
                     const kernels::KernelSet& kernel, Visit&& visit) {
+    std::size_t non_finite = 0;
+    for (std::size_t block = 0; block < num_blocks(shape, wanted); ++block)
+      visit(make(queries, shape, layer, kv_head, lane, length, wanted, block, kernel, non_finite));
+    return non_finite;
+  }
+
+  /// Blocks in which the newest `wanted` rows of a KV head come.
+  [[nodiscard]] static std::size_t num_blocks(const CacheShape& shape,
+                                              std::size_t wanted) noexcept {
+    const std::size_t len = rows_per_block(shape);
+    return wanted / len + (wanted % len > 0 ? 1 : 0);
+  }
+  /// Makes one of them by itself; they are valid until the next. What visit returns is added to
+  /// `non_finite`.
+  [[nodiscard]] GroupRows make(const QueryRows& queries, const CacheShape& shape, std::size_t layer,
+                               std::size_t kv_head, const Lane& lane, std::size_t length,
+                               std::size_t wanted, std::size_t block,
+                               const kernels::KernelSet& kernel, std::size_t& non_finite) {
     const std::size_t group = shape.group_size();
-    const std::size_t block = std::max<std::size_t>(1, kRows / group);
     const std::size_t padded = padded_row(lane.seq_len);
     const auto row_stride = static_cast<std::ptrdiff_t>(padded);
-    std::size_t non_finite = 0;
-    for (std::size_t done = 0; done < wanted; done += block) {
-      const std::size_t count = std::min(block, wanted - done);
-      const std::size_t behind = wanted - done;  // rows from this block's first to the newest
-      rows_.resize(std::max(rows_.size(), group * count * padded));
-      relative_.resize(std::max(relative_.size(), group * count));
-      const GroupRows rows{layer,
-                           kv_head,
-                           group,
-                           count,
-                           lane.seq_len - behind + 1,
-                           length - behind,
-                           rows_.data(),
-                           static_cast<std::ptrdiff_t>(count) * row_stride,
-                           row_stride,
-                           relative_.data(),
-                           static_cast<std::ptrdiff_t>(count)};
-      start(queries, rows);
-      for (std::size_t first = 0; first < rows.visible(count - 1); first += kTile)
-        non_finite +=
-            add_tile(queries, shape, lane, queries.num_rows - behind, rows, first, kernel);
-      finish(rows, kernel);
-      visit(rows);
-    }
-    return non_finite;
+    // Rows from this block's first to the newest.
+    const std::size_t behind = wanted - block * rows_per_block(shape);
+    const std::size_t count = std::min(rows_per_block(shape), behind);
+    rows_.resize(std::max(rows_.size(), group * count * padded));
+    relative_.resize(std::max(relative_.size(), group * count));
+    const GroupRows rows{layer,
+                         kv_head,
+                         group,
+                         count,
+                         lane.seq_len - behind + 1,
+                         length - behind,
+                         rows_.data(),
+                         static_cast<std::ptrdiff_t>(count) * row_stride,
+                         row_stride,
+                         relative_.data(),
+                         static_cast<std::ptrdiff_t>(count)};
+    start(queries, rows);
+    for (std::size_t first = 0; first < rows.visible(count - 1); first += kTile)
+      non_finite += add_tile(queries, shape, lane, queries.num_rows - behind, rows, first, kernel);
+    finish(rows, kernel);
+    return rows;
   }
 
  private:
   static constexpr std::size_t kTile = 256;  // slots: the logits of a tile stay in L2
+
+  [[nodiscard]] static std::size_t rows_per_block(const CacheShape& shape) noexcept {
+    return std::max<std::size_t>(1, kRows / shape.group_size());
+  }
 
   // An odd number of cache lines: where rows are a power of two apart, their tiles fall on the same
   // few sets of a cache.

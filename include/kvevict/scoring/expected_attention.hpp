@@ -16,11 +16,11 @@
 #include "kvevict/scoring/score_input.hpp"
 #include "kvevict/scoring/weighted_rows.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <span>
 #include <string_view>
-#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -59,7 +59,8 @@ class ExpectedAttentionRows : public FutureQuerySignal<kGiven> {
         if (with_covariance_) {
           const std::span<float> factor = input.scratch.floats(Base::kFactor, dim * dim);
           Base::queries().covariance_factor(input.sequence, scores.layer(head),
-                                            scores.kv_head(head) * group + g, factor);
+                                            scores.kv_head(head) * group + g, input.scratch,
+                                            factor);
           const std::span<float> norms = scores.spare();
           projected_norms(lane.keys, dim, scores.first(), last, factor, input.kernel,
                           input.scratch.vector(Base::kGathered), norms);
@@ -136,23 +137,25 @@ class CapacityGain : public FutureQuerySignal<kGiven> {
     const Lane lane = scores.cache(head);
     const std::size_t dim = input.sequence.shape().value_size();
     const std::size_t last = scores.first() + scores.count();
-    matrix_.assign(dim * dim, 0.0);
-    for_each_row(
-        lane.values, dim, scores.first(), last, input.kernel, input.scratch.vector(Base::kGathered),
-        input.scratch.vector(Base::kWidened), [&](const float* row, std::size_t slot) {
-          const bool valid = lane.has_token(slot);
-          // One value that is not finite would spoil all others (rule R4).
-          if (!valid || !std::isfinite(input.kernel.sum(row, dim)))
-            return;
-          const float weight = weights[slot - scores.first()] + epsilon_;
-          kernels::add_outer_product(static_cast<double>(weight), row, dim, matrix_.data());
-        });
-    kernels::mirror_lower(matrix_.data(), dim);
+    const std::span<double> matrix =
+        input.scratch.doubles(FutureQueries::kFirstFreeDoubles, dim * dim);
+    std::fill(matrix.begin(), matrix.end(), 0.0);
+    for_each_row(lane.values, dim, scores.first(), last, input.kernel,
+                 input.scratch.vector(Base::kGathered), input.scratch.vector(Base::kWidened),
+                 [&](const float* row, std::size_t slot) {
+                   const bool valid = lane.has_token(slot);
+                   // One value that is not finite would spoil all others (rule R4).
+                   if (!valid || !std::isfinite(input.kernel.sum(row, dim)))
+                     return;
+                   const float weight = weights[slot - scores.first()] + epsilon_;
+                   kernels::add_outer_product(static_cast<double>(weight), row, dim, matrix.data());
+                 });
+    kernels::mirror_lower(matrix.data(), dim);
     for (std::size_t i = 0; i < dim; ++i)
-      matrix_[i * dim + i] += 1.0;
-    kernels::invert_definite(matrix_.data(), dim);
+      matrix[i * dim + i] += 1.0;
+    kernels::invert_definite(matrix.data(), dim);
     const std::span<float> factor = input.scratch.floats(Base::kFactor, dim * dim);
-    kernels::semidefinite_cholesky(matrix_.data(), dim, factor.data());
+    kernels::semidefinite_cholesky(matrix.data(), dim, factor.data());
     const std::span<float> norms = scores.spare();
     projected_norms(lane.values, dim, scores.first(), last, factor, input.kernel,
                     input.scratch.vector(Base::kGathered), norms);
@@ -164,7 +167,6 @@ class CapacityGain : public FutureQuerySignal<kGiven> {
 
   float tau_;
   float epsilon_;
-  mutable std::vector<double> matrix_;  // memory that is kept between calls
 };
 
 KVEVICT_NAMESPACE_END

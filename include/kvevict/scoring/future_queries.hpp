@@ -6,6 +6,7 @@
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/rotary.hpp"
+#include "kvevict/core/scratch.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/step_inputs.hpp"
@@ -140,46 +141,47 @@ class FutureQueries {
     return non_finite;
   }
 
+  // What follows may be called by several threads, each with its own scratch, of which it uses the
+  // buffers of doubles up to kFirstFreeDoubles.
+  static constexpr std::size_t kFirstFreeDoubles = 3;
+
   /// Writes R m [head_dim] for the text as it is now.
-  void mean(const Sequence& sequence, std::size_t layer, std::size_t q_head,
+  void mean(const Sequence& sequence, std::size_t layer, std::size_t q_head, Scratch& scratch,
             std::span<float> out) const {
-    find_factors(sequence);
-    turned_mean(layer, q_head, out);
+    turned_mean(layer, q_head, average_to(sequence, scratch), scratch, out);
   }
   /// The same with the rotation to one position, `offset` behind the text.
   void mean_at(const Sequence& sequence, std::size_t offset, std::size_t layer, std::size_t q_head,
-               std::span<float> out) const {
+               Scratch& scratch, std::span<float> out) const {
     const double position = to_double(offset) + next_position(sequence);
-    own_.factors.resize(average_.size());
-    for (std::size_t pair = 0; pair < average_.size(); ++pair) {
-      own_.factors[pair] =
-          options_.rotary.attention_scaling * options_.rotary.factor(pair, position);
-    }
-    turned_mean(layer, q_head, out);
+    const Factors factors = make_factors(scratch, [&](std::size_t pair) {
+      return options_.rotary.attention_scaling * options_.rotary.factor(pair, position);
+    });
+    turned_mean(layer, q_head, factors, scratch, out);
   }
   /// Writes the lower-triangular C [head_dim, head_dim] with C C^T = R S R^T.
   void covariance_factor(const Sequence& sequence, std::size_t layer, std::size_t q_head,
-                         std::span<float> out) const {
-    turned_covariance(sequence, layer, q_head);
-    kernels::semidefinite_cholesky(own_.matrix.data(), statistics().shape().head_dim, out.data());
+                         Scratch& scratch, std::span<float> out) const {
+    const std::span<double> matrix = turned_covariance(sequence, layer, q_head, scratch);
+    kernels::semidefinite_cholesky(matrix.data(), statistics().shape().head_dim, out.data());
   }
-  /// R S R^T [head_dim, head_dim], valid until the next call.
-  std::span<const double> turned_covariance(const Sequence& sequence, std::size_t layer,
-                                            std::size_t q_head) const {
+  /// R S R^T [head_dim, head_dim], valid until the scratch is used again.
+  std::span<double> turned_covariance(const Sequence& sequence, std::size_t layer,
+                                      std::size_t q_head, Scratch& scratch) const {
     const std::size_t dim = statistics().shape().head_dim;
-    own_.matrix.resize(dim * dim);
-    statistics().covariance(layer, q_head, own_.matrix);
-    find_factors(sequence);
+    const std::span<double> matrix = scratch.doubles(kMatrix, dim * dim);
+    statistics().covariance(layer, q_head, matrix);
+    const Factors factors = average_to(sequence, scratch);
     // R (R S)^T = R S R^T, S being symmetric: rows are turned, the matrix is transposed, twice.
     for (int pass = 0; pass < 2; ++pass) {
       for (std::size_t row = 0; row < dim; ++row)
-        turn(own_.matrix.data() + row * dim);
+        turn(factors, matrix.data() + row * dim);
       for (std::size_t i = 0; i < dim; ++i) {
         for (std::size_t j = 0; j < i; ++j)
-          std::swap(own_.matrix[i * dim + j], own_.matrix[j * dim + i]);
+          std::swap(matrix[i * dim + j], matrix[j * dim + i]);
       }
     }
-    return own_.matrix;
+    return matrix;
   }
 
  private:
@@ -188,9 +190,7 @@ class FutureQueries {
   struct Own {
     std::vector<QueryStatistics> statistics;  // one, or none where they are given
     std::vector<float> query;
-    mutable std::vector<double> row;
-    mutable std::vector<double> matrix;
-    mutable std::vector<std::complex<double>> factors;
+    std::vector<std::complex<double>> factors;
 
     void append(std::size_t /*count*/) const noexcept {}
     void apply(const KeepMask& /*mask*/) const noexcept {}
@@ -217,26 +217,47 @@ class FutureQueries {
   [[nodiscard]] static double next_position(const Sequence& sequence) noexcept {
     return to_double(sequence.length() - sequence.first_prompt_padding());
   }
-  void turned_mean(std::size_t layer, std::size_t q_head, std::span<float> out) const {
+
+  // Buffers of doubles.
+  static constexpr std::size_t kRow = 0;
+  static constexpr std::size_t kMatrix = 1;
+  static constexpr std::size_t kFactors = 2;
+
+  // A rotation: real and imaginary part of each pair's factor.
+  using Factors = std::span<const double>;
+
+  void turned_mean(std::size_t layer, std::size_t q_head, Factors factors, Scratch& scratch,
+                   std::span<float> out) const {
     const std::span<const double> mean = statistics().mean(layer, q_head);
-    own_.row.assign(mean.begin(), mean.end());
-    turn(own_.row.data());
+    const std::span<double> row = scratch.doubles(kRow, mean.size());
+    std::copy(mean.begin(), mean.end(), row.begin());
+    turn(factors, row.data());
     if (options_.rotated_only) {
       const std::size_t rotary_dim = 2 * options_.rotary.num_pairs();
-      std::fill(own_.row.begin() + static_cast<std::ptrdiff_t>(rotary_dim), own_.row.end(), 0.0);
+      std::fill(row.begin() + static_cast<std::ptrdiff_t>(rotary_dim), row.end(), 0.0);
     }
-    std::copy(own_.row.begin(), own_.row.end(), out.begin());
+    std::copy(row.begin(), row.end(), out.begin());
   }
   // The averaged rotation from position 0 to those behind the text.
-  void find_factors(const Sequence& sequence) const {
+  [[nodiscard]] Factors average_to(const Sequence& sequence, Scratch& scratch) const {
     const double next = next_position(sequence);
-    own_.factors.resize(average_.size());
-    for (std::size_t pair = 0; pair < average_.size(); ++pair)
-      own_.factors[pair] = average_[pair] * options_.rotary.factor(pair, next);
+    return make_factors(scratch, [&](std::size_t pair) {
+      return average_[pair] * options_.rotary.factor(pair, next);
+    });
   }
-  void turn(double* row) const noexcept {
+  template <class FactorOf>
+  [[nodiscard]] Factors make_factors(Scratch& scratch, FactorOf&& factor_of) const {
+    const std::span<double> factors = scratch.doubles(kFactors, 2 * average_.size());
+    for (std::size_t pair = 0; pair < average_.size(); ++pair) {
+      const std::complex<double> factor = factor_of(pair);
+      factors[2 * pair] = factor.real();
+      factors[2 * pair + 1] = factor.imag();
+    }
+    return factors;
+  }
+  void turn(Factors factors, double* row) const noexcept {
     for (std::size_t pair = 0; pair < average_.size(); ++pair)
-      options_.rotary.turn_pair(pair, own_.factors[pair], row);
+      options_.rotary.turn_pair(pair, {factors[2 * pair], factors[2 * pair + 1]}, row);
   }
 
   FutureQueriesOptions options_;

@@ -67,7 +67,7 @@ class FutureQuerySignal {
     const std::span<float> means = input.scratch.floats(kMeans, group * dim);
     for (std::size_t g = 0; g < group; ++g) {
       queries_.mean(input.sequence, scores.layer(head), scores.kv_head(head) * group + g,
-                    means.subspan(g * dim, dim));
+                    input.scratch, means.subspan(g * dim, dim));
     }
     dots_with(input, scores, head, means, scores.array(head * group).data());
     return means;

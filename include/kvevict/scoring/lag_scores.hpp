@@ -22,7 +22,6 @@
 #include <string_view>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -133,29 +132,28 @@ class RankInPartition {
  public:
   explicit RankInPartition(std::size_t lag_len) : lag_len_(lag_len) {}
 
-  void apply(const ScoreInput& /*input*/, LaneScores& scores) const {
+  void apply(const ScoreInput& input, LaneScores& scores) const {
     for (std::size_t i = 0; i < scores.num_arrays(); ++i) {
       for (std::size_t first = 0; first < scores.count(); first += lag_len_)
-        rank(scores.array(i).subspan(first, lag_len_), scores.spare());
+        rank(scores.array(i).subspan(first, lag_len_), input.scratch.counts(0, lag_len_),
+             scores.spare());
     }
   }
 
  private:
-  void rank(std::span<float> scores, std::span<float> ranks) const {
-    order_.resize(scores.size());
-    std::iota(order_.begin(), order_.end(), std::size_t{0});
-    std::sort(order_.begin(), order_.end(), [&](std::size_t a, std::size_t b) {
+  static void rank(std::span<float> scores, std::span<std::size_t> order, std::span<float> ranks) {
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
       const std::uint32_t key_a = kernels::order_key(scores[a]);
       const std::uint32_t key_b = kernels::order_key(scores[b]);
       return key_a != key_b ? key_a < key_b : a > b;
     });
-    for (std::size_t r = 0; r < order_.size(); ++r)
-      ranks[order_[r]] = static_cast<float>(r) / static_cast<float>(lag_len_);
+    for (std::size_t r = 0; r < order.size(); ++r)
+      ranks[order[r]] = static_cast<float>(r) / static_cast<float>(order.size());
     std::copy_n(ranks.begin(), scores.size(), scores.begin());
   }
 
   std::size_t lag_len_;
-  mutable std::vector<std::size_t> order_;  // memory that is kept between calls
 };
 
 /// Where a lane is too short for two partitions: the newer a token, the higher its score.

@@ -5,6 +5,7 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/rotary.hpp"
+#include "kvevict/core/scratch.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/types.hpp"
@@ -87,29 +88,29 @@ class KeyLeverage {
   }
 
   /// Writes the leverage of the slots [first, first + out.size()) of a KV head; 0 where no token
-  /// is. Uses scratch buffers kFirstFree to kFirstFree + 2.
+  /// is. Uses scratch buffers kFirstFree to kFirstFree + 3, and all of doubles.
   void apply(const ScoreInput& input, const Lane& lane, std::size_t mask_lane, std::size_t kv_head,
              std::size_t first, std::span<float> out) const {
     const std::size_t dim = input.sequence.shape().head_dim;
-    mean_.assign(dim, 0.0);
+    const std::span<double> mean = zeros(input.scratch, kMean, dim);
     std::size_t count = 0;
     visit_keys(input, lane, mask_lane, first, out, [&](const float* key, std::size_t) {
       for (std::size_t c = 0; c < dim; ++c)
-        mean_[c] += static_cast<double>(key[c]);
+        mean[c] += static_cast<double>(key[c]);
       ++count;
     });
-    for (double& x : mean_)
+    for (double& x : mean)
       x /= static_cast<double>(std::max<std::size_t>(1, count));
-    scatter_.assign(dim * dim, 0.0);
+    const std::span<double> scatter = zeros(input.scratch, kScatter, dim * dim);
     visit_keys(input, lane, mask_lane, first, out, [&](float* key, std::size_t) {
-      centre(key);
-      kernels::add_outer_product(1.0, key, dim, scatter_.data());
+      centre(mean, key);
+      kernels::add_outer_product(1.0, key, dim, scatter.data());
     });
-    kernels::mirror_lower(scatter_.data(), dim);
+    kernels::mirror_lower(scatter.data(), dim);
     const std::span<float> factor = input.scratch.floats(kFactor, dim * dim);
-    find_factor(kv_head, dim, factor);
+    find_factor(kv_head, dim, input.scratch, scatter, factor);
     visit_keys(input, lane, mask_lane, first, out, [&](float* key, std::size_t slot) {
-      centre(key);
+      centre(mean, key);
       float norm = 0.0F;
       input.kernel.projected_norms(factor.data(), {key, 0, 1, dim, ElementType::kF32}, &norm);
       out[slot - first] = norm * norm;
@@ -119,15 +120,28 @@ class KeyLeverage {
   static constexpr std::size_t kGathered = LaneScores::kFirstFree;
   static constexpr std::size_t kWidened = kGathered + 1;
   static constexpr std::size_t kFactor = kGathered + 2;
+  static constexpr std::size_t kKey = kGathered + 3;
 
  private:
+  // Buffers of doubles.
+  static constexpr std::size_t kMean = 0;
+  static constexpr std::size_t kScatter = 1;
+  static constexpr std::size_t kProduct = 2;
+  static constexpr std::size_t kGram = 3;
+
+  [[nodiscard]] static std::span<double> zeros(Scratch& scratch, std::size_t buffer,
+                                               std::size_t size) {
+    const std::span<double> all = scratch.doubles(buffer, size);
+    std::fill(all.begin(), all.end(), 0.0);
+    return all;
+  }
   // Calls visit(key, slot) with every finite key as it was before rotary embedding; a slot without
   // one gets its score here.
   template <class Visit>
   void visit_keys(const ScoreInput& input, const Lane& lane, std::size_t mask_lane,
                   std::size_t first, std::span<float> out, Visit&& visit) const {
     const std::size_t dim = input.sequence.shape().head_dim;
-    key_.resize(dim);
+    float* const key = input.scratch.floats(kKey, dim).data();
     for_each_row(
         lane.keys, dim, first, first + out.size(), input.kernel, input.scratch.vector(kGathered),
         input.scratch.vector(kWidened), [&](const float* row, std::size_t slot) {
@@ -139,62 +153,58 @@ class KeyLeverage {
             out[slot - first] = std::numeric_limits<float>::quiet_NaN();
             return;
           }
-          std::copy_n(row, dim, key_.begin());
+          std::copy_n(row, dim, key);
           const auto position = static_cast<double>(input.sequence.position(mask_lane, slot));
           const auto padding = static_cast<double>(input.sequence.first_prompt_padding());
-          options_.rotary.turn(padding - position, key_.data());
-          visit(key_.data(), slot);
+          options_.rotary.turn(padding - position, key);
+          visit(key, slot);
         });
   }
-  void centre(float* key) const noexcept {
-    for (std::size_t c = 0; c < mean_.size(); ++c)
-      key[c] = static_cast<float>(static_cast<double>(key[c]) - mean_[c]);
+  static void centre(std::span<const double> mean, float* key) noexcept {
+    for (std::size_t c = 0; c < mean.size(); ++c)
+      key[c] = static_cast<float>(static_cast<double>(key[c]) - mean[c]);
   }
-  // C of C C^T = S (S^T G S + ridge I)^-1 S^T, G the scatter of the keys about their mean.
-  void find_factor(std::size_t kv_head, std::size_t dim, std::span<float> factor) const {
+  // C of C C^T = S (S^T G S + ridge I)^-1 S^T, G the scatter of the keys about their mean, which is
+  // overwritten.
+  void find_factor(std::size_t kv_head, std::size_t dim, Scratch& scratch,
+                   std::span<double> scatter, std::span<float> factor) const {
     const std::size_t m = options_.sketch_dim;
     const float* sketch = options_.sketch->data() + kv_head * dim * m;
-    product_.assign(dim * m, 0.0);  // G S
+    std::span<double> product = zeros(scratch, kProduct, dim * m);  // G S
     for (std::size_t i = 0; i < dim; ++i) {
       for (std::size_t c = 0; c < dim; ++c) {
         for (std::size_t j = 0; j < m; ++j)
-          product_[i * m + j] += scatter_[i * dim + c] * static_cast<double>(sketch[c * m + j]);
+          product[i * m + j] += scatter[i * dim + c] * static_cast<double>(sketch[c * m + j]);
       }
     }
-    gram_.assign(m * m, 0.0);  // S^T G S
+    const std::span<double> gram = zeros(scratch, kGram, m * m);  // S^T G S
     for (std::size_t c = 0; c < dim; ++c) {
       for (std::size_t i = 0; i < m; ++i) {
         for (std::size_t j = 0; j < m; ++j)
-          gram_[i * m + j] += static_cast<double>(sketch[c * m + i]) * product_[c * m + j];
+          gram[i * m + j] += static_cast<double>(sketch[c * m + i]) * product[c * m + j];
       }
     }
     for (std::size_t i = 0; i < m; ++i)
-      gram_[i * m + i] += options_.ridge;
-    kernels::invert_definite(gram_.data(), m);
-    product_.assign(dim * m, 0.0);  // S (..)^-1
+      gram[i * m + i] += options_.ridge;
+    kernels::invert_definite(gram.data(), m);
+    product = zeros(scratch, kProduct, dim * m);  // S (..)^-1
     for (std::size_t c = 0; c < dim; ++c) {
       for (std::size_t i = 0; i < m; ++i) {
         for (std::size_t j = 0; j < m; ++j)
-          product_[c * m + j] += static_cast<double>(sketch[c * m + i]) * gram_[i * m + j];
+          product[c * m + j] += static_cast<double>(sketch[c * m + i]) * gram[i * m + j];
       }
     }
-    scatter_.assign(dim * dim, 0.0);
+    std::fill(scatter.begin(), scatter.end(), 0.0);
     for (std::size_t c = 0; c < dim; ++c) {
       for (std::size_t d = 0; d < dim; ++d) {
         for (std::size_t j = 0; j < m; ++j)
-          scatter_[c * dim + d] += product_[c * m + j] * static_cast<double>(sketch[d * m + j]);
+          scatter[c * dim + d] += product[c * m + j] * static_cast<double>(sketch[d * m + j]);
       }
     }
-    kernels::semidefinite_cholesky(scatter_.data(), dim, factor.data());
+    kernels::semidefinite_cholesky(scatter.data(), dim, factor.data());
   }
 
   KeyLeverageOptions options_;
-  // Memory that is kept between calls.
-  mutable std::vector<float> key_;
-  mutable std::vector<double> mean_;
-  mutable std::vector<double> scatter_;
-  mutable std::vector<double> product_;
-  mutable std::vector<double> gram_;
 };
 
 /// KeyLeverage of all that is cached, as a signal: [1 per KV head, seq_len].

@@ -19,7 +19,6 @@
 #include <functional>
 #include <span>
 #include <tuple>
-#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -47,8 +46,8 @@ class NestedAnomalies {
       const Lane lane = scores.cache(head);
       const std::span<float> inverse = scores.spare();
       inverse_norms(lane, dim, input.kernel, input.scratch.vector(kGathered), inverse);
-      find_means(input, lane, inverse, dim);
-      score_head(input, lane, inverse, dim, scores, head * kNumScales);
+      score_head(input, lane, inverse, find_means(input, lane, inverse, dim), scores,
+                 head * kNumScales);
     }
   }
 
@@ -59,6 +58,18 @@ class NestedAnomalies {
   static constexpr std::size_t kWidened = kGathered + 1;
   static constexpr std::size_t kMeans = kGathered + 2;
   static constexpr std::size_t kNewest = kGathered + 3;
+  // Buffers of doubles.
+  static constexpr std::size_t kSums = 0;
+  static constexpr std::size_t kTrailing = 1;
+  // Buffers of counts.
+  static constexpr std::size_t kCounts = 0;
+  static constexpr std::size_t kInWindow = 1;
+
+  struct Means {
+    std::size_t block_len;
+    std::size_t dim;
+    std::span<const double> rows;  // [1 + blocks, dim]: the mean of all, and those of the blocks
+  };
 
   // Calls visit(row, slot, token) for each slot that holds one; `token` counts them.
   template <class Visit>
@@ -80,83 +91,81 @@ class NestedAnomalies {
       x /= static_cast<double>(std::max<std::size_t>(1, count));
   }
 
-  // Row 0 of sums_ becomes the mean of all, the rows behind it those of the blocks.
-  void find_means(const ScoreInput& input, const Lane& lane, std::span<const float> inverse,
-                  std::size_t dim) const {
+  static Means find_means(const ScoreInput& input, const Lane& lane, std::span<const float> inverse,
+                          std::size_t dim) {
     std::size_t num_tokens = inverse.size();
     if (!lane.valid.empty()) {
       num_tokens -= static_cast<std::size_t>(std::count(
           lane.valid.begin(), lane.valid.begin() + static_cast<std::ptrdiff_t>(inverse.size()), 0));
     }
-    block_len_ = std::clamp(num_tokens / 32, kSmallestBlock, kLargestBlock);
-    const std::size_t num_blocks = (num_tokens + block_len_ - 1) / block_len_;
-    sums_.assign((1 + num_blocks) * dim, 0.0);
-    counts_.assign(1 + num_blocks, 0);
+    const std::size_t block_len = std::clamp(num_tokens / 32, kSmallestBlock, kLargestBlock);
+    const std::size_t num_rows = 1 + (num_tokens + block_len - 1) / block_len;
+    const std::span<double> sums = input.scratch.doubles(kSums, num_rows * dim);
+    const std::span<std::size_t> counts = input.scratch.counts(kCounts, num_rows);
+    std::fill(sums.begin(), sums.end(), 0.0);
+    std::fill(counts.begin(), counts.end(), std::size_t{0});
     for_each_token(input, lane, dim, inverse.size(),
                    [&](const float* row, std::size_t slot, std::size_t token) {
                      if (!std::isfinite(inverse[slot]))
                        return;
-                     for (const std::size_t at : {std::size_t{0}, 1 + token / block_len_}) {
-                       add(static_cast<double>(inverse[slot]), row,
-                           std::span(sums_).subspan(at * dim, dim));
-                       ++counts_[at];
+                     for (const std::size_t at : {std::size_t{0}, 1 + token / block_len}) {
+                       add(static_cast<double>(inverse[slot]), row, sums.subspan(at * dim, dim));
+                       ++counts[at];
                      }
                    });
-    for (std::size_t at = 0; at < counts_.size(); ++at)
-      divide(std::span(sums_).subspan(at * dim, dim), counts_[at]);
+    for (std::size_t at = 0; at < num_rows; ++at)
+      divide(sums.subspan(at * dim, dim), counts[at]);
+    return {block_len, dim, sums};
   }
   void score_head(const ScoreInput& input, const Lane& lane, std::span<const float> inverse,
-                  std::size_t dim, LaneScores& scores, std::size_t first_array) const {
+                  const Means& all, LaneScores& scores, std::size_t first_array) const {
+    const std::size_t dim = all.dim;
     const std::span<float> means = input.scratch.floats(kMeans, kNumScales * dim);
     // The newest unit keys, one after another, and their sum.
     const std::size_t window = std::clamp<std::size_t>(inverse.size(), 1, window_);
     const std::span<float> newest = input.scratch.floats(kNewest, window * dim);
     std::fill(newest.begin(), newest.end(), 0.0F);
-    trailing_.assign(dim, 0.0);
-    in_window_.assign(window, 0);
+    const std::span<double> trailing = input.scratch.doubles(kTrailing, dim);
+    const std::span<std::size_t> in_window = input.scratch.counts(kInWindow, window);
+    std::fill(trailing.begin(), trailing.end(), 0.0);
+    std::fill(in_window.begin(), in_window.end(), std::size_t{0});
     std::size_t num_in_window = 0;
-    std::copy_n(sums_.begin(), dim, means.begin());
+    std::copy_n(all.rows.begin(), dim, means.begin());
     for (std::size_t i = 0; i < kNumScales; ++i)
       std::fill_n(scores.array(first_array + i).begin(), inverse.size(), 0.0F);
-    for_each_token(input, lane, dim, inverse.size(),
-                   [&](const float* row, std::size_t slot, std::size_t token) {
-                     const std::span<float> oldest = newest.subspan(token % window * dim, dim);
-                     add(-1.0, oldest.data(), trailing_);
-                     num_in_window -= in_window_[token % window];
-                     const bool finite = std::isfinite(inverse[slot]);
-                     for (std::size_t c = 0; c < dim; ++c)
-                       oldest[c] = finite ? inverse[slot] * row[c] : 0.0F;
-                     add(1.0, oldest.data(), trailing_);
-                     in_window_[token % window] = finite ? 1 : 0;
-                     num_in_window += in_window_[token % window];
-                     const auto block = sums_.begin() +
-                                        static_cast<std::ptrdiff_t>((1 + token / block_len_) * dim);
-                     if (token % block_len_ == 0)
-                       std::copy_n(block, dim, means.begin() + static_cast<std::ptrdiff_t>(dim));
-                     const double share =
-                         1.0 / static_cast<double>(std::max<std::size_t>(1, num_in_window));
-                     for (std::size_t c = 0; c < dim; ++c)
-                       means[2 * dim + c] = static_cast<float>(share * trailing_[c]);
-                     std::array<float, kNumScales> dots{};
-                     input.kernel.row_dots(
-                         means.data(), kNumScales, static_cast<std::ptrdiff_t>(dim),
-                         kernels::RowBlock{row, static_cast<std::ptrdiff_t>(dim * sizeof(float)), 1,
-                                           dim, ElementType::kF32},
-                         dots.data(), 1);
-                     for (std::size_t i = 0; i < kNumScales; ++i) {
-                       scores.array(first_array + i)[slot] =
-                           inverse[slot] == 0.0F ? 0.0F : -inverse[slot] * dots[i];
-                     }
-                   });
+    for_each_token(
+        input, lane, dim, inverse.size(),
+        [&](const float* row, std::size_t slot, std::size_t token) {
+          const std::span<float> oldest = newest.subspan(token % window * dim, dim);
+          add(-1.0, oldest.data(), trailing);
+          num_in_window -= in_window[token % window];
+          const bool finite = std::isfinite(inverse[slot]);
+          for (std::size_t c = 0; c < dim; ++c)
+            oldest[c] = finite ? inverse[slot] * row[c] : 0.0F;
+          add(1.0, oldest.data(), trailing);
+          in_window[token % window] = finite ? 1 : 0;
+          num_in_window += in_window[token % window];
+          const auto block =
+              all.rows.begin() + static_cast<std::ptrdiff_t>((1 + token / all.block_len) * dim);
+          if (token % all.block_len == 0)
+            std::copy_n(block, dim, means.begin() + static_cast<std::ptrdiff_t>(dim));
+          const double share = 1.0 / static_cast<double>(std::max<std::size_t>(1, num_in_window));
+          for (std::size_t c = 0; c < dim; ++c)
+            means[2 * dim + c] = static_cast<float>(share * trailing[c]);
+          std::array<float, kNumScales> dots{};
+          input.kernel.row_dots(
+              means.data(), kNumScales, static_cast<std::ptrdiff_t>(dim),
+              kernels::RowBlock{row, static_cast<std::ptrdiff_t>(dim * sizeof(float)), 1, dim,
+                                ElementType::kF32},
+              dots.data(), 1);
+          for (std::size_t i = 0; i < kNumScales; ++i) {
+            scores.array(first_array + i)[slot] =
+                inverse[slot] == 0.0F ? 0.0F : -inverse[slot] * dots[i];
+          }
+        });
   }
 
   std::size_t window_;
-  // Memory that is kept between calls.
-  mutable std::size_t block_len_ = 1;
-  mutable std::vector<double> sums_;
-  mutable std::vector<std::size_t> counts_;
-  mutable std::vector<double> trailing_;
-  mutable std::vector<std::size_t> in_window_;
 };
 
 /// Brings three scales together (NestedKV). Each scale is scaled by its range to [0, 1]; then

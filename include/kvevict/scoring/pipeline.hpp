@@ -20,7 +20,8 @@ KVEVICT_NAMESPACE_BEGIN
 //
 //   WindowAttention(shape, {.window = 32}) | Pool(pooling) | GroupReduction(GroupReduce::kMean)
 //
-// A scorer of your own is one struct that fulfils Signal or Stage.
+// A scorer of your own is one struct that fulfils Signal or Stage. Under an executor several lanes
+// are scored at a time: score() and apply() change nothing but their LaneScores and input.scratch.
 
 /// Where scores come from. score() fills the arrays of one lane; what it keeps over steps is listed
 /// by state(). Optional: what the observe members of a PolicyMethod are. A signal that is made of

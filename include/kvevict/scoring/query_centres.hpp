@@ -153,7 +153,8 @@ class QueryCentres : public FutureQuerySignal<kGiven> {
     Base::queries().for_each_offset([&](std::size_t offset) {
       for (std::size_t g = 0; g < group; ++g) {
         Base::queries().mean_at(input.sequence, offset, scores.layer(head),
-                                scores.kv_head(head) * group + g, means.subspan(g * dim, dim));
+                                scores.kv_head(head) * group + g, input.scratch,
+                                means.subspan(g * dim, dim));
       }
       Base::dots_with(input, scores, head, means, dots.data());
       for (std::size_t g = 0; g < group; ++g) {
@@ -183,7 +184,7 @@ class QueryCentres : public FutureQuerySignal<kGiven> {
       const std::span<float> vector = vectors.subspan(g * width, width);
       std::fill(vector.begin(), vector.end(), 0.0F);
       if (with_mean) {
-        Base::queries().mean(input.sequence, layer, q_head, mean);
+        Base::queries().mean(input.sequence, layer, q_head, input.scratch, mean);
         std::copy_n(mean.begin(), 2 * num_bands, vector.begin());
       }
       band_weights(layer, q_head, vector.last(num_bands));

@@ -19,7 +19,7 @@ struct ScoreInput {
   const ViewRef& view;
   const Sequence& sequence;
   const kernels::KernelSet& kernel;
-  Scratch& scratch;  ///< memory that is kept between calls
+  Scratch& scratch;  ///< memory that is kept between calls, of the worker alone
   /// Bits of the slots of the lane being scored that may be chosen, for scores that compare tokens
   /// with their rivals; empty: not known, all that hold a token.
   std::span<const std::uint64_t> candidates = {};

@@ -4,6 +4,7 @@
 #include "kvevict/allocation/allocation.hpp"
 #include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"
+#include "kvevict/core/executor.hpp"
 #include "kvevict/core/function_ref.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/lane.hpp"
@@ -17,6 +18,7 @@
 #include "kvevict/selection/top_k.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -140,21 +142,22 @@ class PoolSelection {
     bool budget_not_reached = false;
   };
 
-  using Score = FunctionRef<void(ScoredLane&)>;
+  using Score = FunctionRef<void(ScoredLane&, std::size_t)>;
   using Normalise = FunctionRef<void(std::span<ScoredLane>)>;
   using Choose = FunctionRef<void(std::span<ScoredLane>, std::size_t)>;
 
-  /// @param score      score(lane): fills lane.scores for one lane; called only where there is
-  ///                   something to choose
+  /// @param score      score(lane, worker): fills lane.scores for one lane; called only where there
+  ///                   is something to choose, and by several workers of the executor at a time
   /// @param normalise  normalise(lanes): after all lanes of a pool have scores; may change scores
   ///                   and may take candidates away, which then go even if the budget has room
   /// @param choose     choose(lanes, quota): marks at most `quota` candidates in the lanes' keep
   ///                   bits; without it, the best of all lanes together
   /// @param for_projection  scores every lane, also where all stays, and keeps what a Projection
   ///                   needs: lanes() and protected_slots()
+  /// @param executor   takes the lanes' scores and the pools' best; the rest goes in order
   void run(const Sequence& sequence, const ViewRef& view, const Allocation& allocation,
            const Protection& protection, Score score, Normalise normalise, Choose choose = {},
-           bool for_projection = false) {
+           bool for_projection = false, const Executor& executor = {}) {
     const CacheShape& shape = sequence.shape();
     const std::size_t num_lanes = sequence.num_lanes();
     mask_.reset(sequence.scope(), shape.num_layers, shape.num_kv_heads);
@@ -163,16 +166,18 @@ class PoolSelection {
     report_ = {};
     invalid_.resize(num_lanes);
     for_projection_ = for_projection;
-    lanes_.clear();
-    candidates_used_ = 0;
-    scores_used_ = 0;
-    if (for_projection)
-      reserve_all(num_lanes);
     const std::size_t pools = allocation.num_pools(shape, num_lanes);
     const std::size_t lanes_per_pool = num_lanes / pools;
+    // One by one a pool takes the memory of the one before it, and its scores are still in cache
+    // when it chooses.
+    const bool at_once = for_projection || executor.num_workers() > 1;
     for (std::size_t pool = 0; pool < pools; ++pool) {
-      run_pool(sequence, view, allocation, protection, pool * lanes_per_pool, lanes_per_pool,
-               allocation.remainder(shape, num_lanes, pool), score, normalise, choose);
+      if (pool == 0 || !at_once)
+        start(pool * lanes_per_pool, at_once ? num_lanes : lanes_per_pool);
+      start_pool(sequence, view, allocation, protection, pool * lanes_per_pool, lanes_per_pool,
+                 allocation.remainder(shape, num_lanes, pool));
+      if (pool + 1 == pools || !at_once)
+        finish(allocation, score, normalise, choose, executor);
     }
     if (for_projection)
       std::copy(valid_.begin(), valid_.end(), candidates_.begin());
@@ -221,101 +226,133 @@ class PoolSelection {
   }
 
  private:
-  void run_pool(const Sequence& sequence, const ViewRef& view, const Allocation& allocation,
-                const Protection& protection, std::size_t first_lane, std::size_t num_lanes,
-                std::size_t remainder, Score score, Normalise normalise, Choose choose) {
-    std::size_t total_words = 0;
-    std::size_t total_slots = 0;
-    for (std::size_t l = first_lane; l < first_lane + num_lanes; ++l) {
-      total_words += mask_.words(l).size();
-      total_slots += mask_.lane_len(l);
-    }
-    // A pool takes the memory of the one before it, unless all are wanted.
-    std::size_t word = 0;
-    std::size_t slot = 0;
-    if (for_projection_) {
-      word = candidates_used_;
-      candidates_used_ += total_words;
-      slot = scores_used_;
-      scores_used_ += total_slots;
-    } else {
-      lanes_.clear();
-      candidates_.assign(total_words, 0);
-    }
-    std::size_t quota = remainder;
-    std::size_t held = 0;
+  // Lanes that share a budget, on their way through a run.
+  struct Pool {
+    std::size_t first_lane = 0;  // in lanes_
+    std::size_t num_lanes = 0;
+    std::size_t quota = 0;  // that the lanes may hold together
+    std::size_t held = 0;   // of it, by what is protected
     std::size_t num_candidates = 0;
     std::size_t lost = 0;  // by earlier cuts
-    const std::span<float> scores = scores_.floats(0, std::max(scores_used_, total_slots));
+
+    // Where something has to go, room is made for what comes until the next cut.
+    [[nodiscard]] std::size_t quota_now(const Allocation& allocation) const noexcept {
+      return held + num_candidates > quota
+                 ? quota - std::min(quota, allocation.headroom * num_lanes)
+                 : quota;
+    }
+    // For candidates.
+    [[nodiscard]] std::size_t room(const Allocation& allocation) const noexcept {
+      const std::size_t all = quota_now(allocation);
+      return all > held ? all - held : 0;
+    }
+    [[nodiscard]] bool some_go(const Allocation& allocation) const noexcept {
+      const std::size_t left = room(allocation);
+      return left > 0 && left < num_candidates;
+    }
+  };
+
+  // Memory for the lanes [first_lane, first_lane + num_lanes): what points into it must not move.
+  void start(std::size_t first_lane, std::size_t num_lanes) {
+    std::size_t num_words = 0;
+    std::size_t num_slots = 0;
+    for (std::size_t l = first_lane; l < first_lane + num_lanes; ++l) {
+      num_words += mask_.words(l).size();
+      num_slots += mask_.lane_len(l);
+    }
+    pools_.clear();
+    lanes_.clear();
+    candidates_.assign(num_words, 0);
+    free_candidates_ = candidates_;
+    free_scores_ = scores_.floats(0, num_slots);
+    if (!for_projection_)
+      return;
+    protected_.reset(mask_.scope(), mask_.num_layers(), mask_.num_kv_heads());
+    for (std::size_t l = 0; l < num_lanes; ++l)
+      static_cast<void>(protected_.add_lane(mask_.lane_len(l)));
+    valid_.assign(num_words, 0);
+    unused_.assign(num_lanes, 0);
+  }
+  void start_pool(const Sequence& sequence, const ViewRef& view, const Allocation& allocation,
+                  const Protection& protection, std::size_t first_lane, std::size_t num_lanes,
+                  std::size_t remainder) {
+    Pool pool{.first_lane = lanes_.size(), .num_lanes = num_lanes, .quota = remainder};
     for (std::size_t l = first_lane; l < first_lane + num_lanes; ++l) {
       const std::span<std::uint64_t> keep = mask_.words(l);
-      const std::span<std::uint64_t> candidates(candidates_.data() + word, keep.size());
+      const std::span<std::uint64_t> candidates = free_candidates_.first(keep.size());
       find_valid(sequence, view, l, candidates);
       const Protected reserved = protect(sequence, l, allocation, protection, keep, candidates);
-      quota = detail::saturating_add(quota, reserved.lane_budget);
+      pool.quota = detail::saturating_add(pool.quota, reserved.lane_budget);
       if (for_projection_) {
         std::copy(keep.begin(), keep.end(), protected_.words(l).begin());
         std::copy(candidates.begin(), candidates.end(),
-                  valid_.begin() + static_cast<std::ptrdiff_t>(word));
+                  valid_.end() - static_cast<std::ptrdiff_t>(free_candidates_.size()));
       }
-      held += allocation.protected_extra ? 0 : reserved.counted;
-      num_candidates += detail::count_bits(candidates);
-      lost += sequence.num_evicted(l);
-      lanes_.push_back({l, scores.subspan(slot, mask_.lane_len(l)), candidates, keep});
-      word += keep.size();
-      slot += mask_.lane_len(l);
+      pool.held += allocation.protected_extra ? 0 : reserved.counted;
+      pool.num_candidates += detail::count_bits(candidates);
+      pool.lost += sequence.num_evicted(l);
+      lanes_.push_back({l, free_scores_.first(mask_.lane_len(l)), candidates, keep});
+      free_candidates_ = free_candidates_.subspan(keep.size());
+      free_scores_ = free_scores_.subspan(mask_.lane_len(l));
     }
-    const std::span<ScoredLane> lanes = std::span(lanes_).last(num_lanes);
-    bool scored = false;
-    const auto score_lanes = [&] {
-      scored = true;
-      for (ScoredLane& lane : lanes) {
-        score(lane);
-        report_.non_finite += detail::count_non_finite(lane);
+    pools_.push_back(pool);
+  }
+  // Scores and selection of the pools that were started.
+  void finish(const Allocation& allocation, Score score, Normalise normalise, Choose choose,
+              const Executor& executor) {
+    to_score_.clear();
+    for (const Pool& pool : pools_) {
+      if (pool.num_candidates > 0 &&
+          (allocation.has_threshold() || for_projection_ || pool.some_go(allocation))) {
+        for (ScoredLane& lane : lanes_of(pool))
+          to_score_.push_back(&lane);
+      } else if (for_projection_) {
+        // Slots that are protected here may be candidates of another lane, and are read then.
+        for (const ScoredLane& lane : lanes_of(pool))
+          std::fill(lane.scores.begin(), lane.scores.end(), 0.0F);
       }
-    };
-    if (allocation.has_threshold() && num_candidates > 0) {
-      score_lanes();
+    }
+    std::atomic<std::size_t> non_finite{0};
+    executor.for_each(to_score_.size(), [&](std::size_t worker, std::size_t i) {
+      score(*to_score_[i], worker);
+      non_finite.fetch_add(detail::count_non_finite(*to_score_[i]), std::memory_order_relaxed);
+    });
+    report_.non_finite += non_finite;
+    for (Pool& pool : pools_)
+      normalise_pool(allocation, pool, normalise, choose);
+    executor.for_each(pools_.size(), [&](std::size_t, std::size_t i) {
+      select_top_k(lanes_of(pools_[i]), pools_[i].quota);
+    });
+  }
+  // Stages over all lanes of a pool. Leaves in its quota how many of its best are to be kept.
+  void normalise_pool(const Allocation& allocation, Pool& pool, Normalise normalise,
+                      Choose choose) {
+    const std::span<ScoredLane> lanes = lanes_of(pool);
+    if (allocation.has_threshold() && pool.num_candidates > 0) {
       for (ScoredLane& lane : lanes)
-        num_candidates -= drop_below(allocation.threshold, allocation.min_keep, lane);
+        pool.num_candidates -= drop_below(allocation.threshold, allocation.min_keep, lane);
     }
-    if (held + num_candidates > quota)
-      quota -= std::min(quota, allocation.headroom * num_lanes);
-    if (held > quota)
+    if (pool.held > pool.quota_now(allocation))
       report_.budget_not_reached = true;
-    quota = quota > held ? quota - held : 0;
+    const std::size_t room = pool.room(allocation);
+    const bool some_go = pool.some_go(allocation);
+    pool.quota = room;
     if (for_projection_)
-      unused_[first_lane] = std::min(quota - std::min(quota, num_candidates), lost);
-    const bool some_go = quota > 0 && quota < num_candidates;
-    if (some_go || (for_projection_ && num_candidates > 0)) {
-      if (!scored)
-        score_lanes();
+      unused_[lanes.front().lane] = std::min(room - std::min(room, pool.num_candidates), pool.lost);
+    if (some_go || (for_projection_ && pool.num_candidates > 0)) {
       normalise(lanes);
-      if (choose && some_go)
-        return choose(lanes, quota);
-    } else if (for_projection_ && !scored) {
-      // Slots that are protected here may be candidates of another lane, and are read then.
-      for (const ScoredLane& lane : lanes)
-        std::fill(lane.scores.begin(), lane.scores.end(), 0.0F);
+      if (choose && some_go) {
+        choose(lanes, room);
+        pool.quota = 0;
+        return;
+      }
     }
-    if (num_lanes > 1 && quota < num_candidates)
-      quota -= keep_floor(allocation, lanes, quota);
-    select_top_k(lanes, quota);
+    if (pool.num_lanes > 1 && room < pool.num_candidates)
+      pool.quota -= keep_floor(allocation, lanes, room);
   }
 
-  // Memory for the lanes of all pools at once: what points into it must not move.
-  void reserve_all(std::size_t num_lanes) {
-    std::size_t num_words = 0;
-    std::size_t num_slots = 0;
-    protected_.reset(mask_.scope(), mask_.num_layers(), mask_.num_kv_heads());
-    for (std::size_t l = 0; l < num_lanes; ++l) {
-      num_words += protected_.add_lane(mask_.lane_len(l)).size();
-      num_slots += mask_.lane_len(l);
-    }
-    candidates_.assign(num_words, 0);
-    valid_.assign(num_words, 0);
-    unused_.assign(num_lanes, 0);
-    static_cast<void>(scores_.floats(0, num_slots));
+  [[nodiscard]] std::span<ScoredLane> lanes_of(const Pool& pool) noexcept {
+    return std::span(lanes_).subspan(pool.first_lane, pool.num_lanes);
   }
 
   // What protection leaves of one lane.
@@ -451,9 +488,11 @@ class PoolSelection {
   KeepMask protected_;
   std::vector<std::size_t> unused_;
   std::vector<std::uint64_t> valid_;  // candidates before anything took some away
-  std::size_t candidates_used_ = 0;   // by the pools so far, for a projection
-  std::size_t scores_used_ = 0;
   std::vector<std::uint64_t> candidates_;
+  std::span<std::uint64_t> free_candidates_;  // what no lane took yet
+  std::span<float> free_scores_;
+  std::vector<Pool> pools_;
+  std::vector<ScoredLane*> to_score_;
   std::vector<std::vector<std::uint64_t>> invalid_;  // by lane; empty where all slots are valid
   std::vector<ScoredLane> lanes_;
   Scratch scores_;

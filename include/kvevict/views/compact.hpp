@@ -3,10 +3,12 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"
+#include "kvevict/core/executor.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/plan.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/core/types.hpp"
 #include "kvevict/element_type.hpp"
 
 #include <algorithm>
@@ -89,8 +91,11 @@ void check_mask_fits(const View& view, const KeepMask& mask, std::string_view wh
 ///
 /// Throws InvalidArgument, before anything moved, if the mask has not the view's lengths, rows
 /// behind a callback cannot be moved, or rows cannot be stored as they say.
+///
+/// @param executor  moves several lanes at a time: then mutable_lane() and move_row are called by
+///                  several threads
 template <MutableKvCacheView View>
-void compact(const View& view, const KeepMask& mask) {
+void compact(const View& view, const KeepMask& mask, const Executor& executor = {}) {
   const CacheShape shape = view.shape();
   detail::check_mask_fits(view, mask, "compact");
   for (std::size_t layer = 0; layer < shape.num_layers; ++layer) {
@@ -101,17 +106,17 @@ void compact(const View& view, const KeepMask& mask) {
       detail::check_element_types(lane, shape, "compact");
     }
   }
-  for (std::size_t layer = 0; layer < shape.num_layers; ++layer) {
-    for (std::size_t head = 0; head < shape.num_kv_heads; ++head) {
-      const MutableLane lane = view.mutable_lane(layer, head);
-      for_each_move(mask, layer, head, [&](std::size_t from, std::size_t to, std::size_t count) {
-        if (lane.keys.present())
-          detail::move_rows(lane.keys, shape.head_dim, from, count, to);
-        if (lane.values.present())
-          detail::move_rows(lane.values, shape.value_size(), from, count, to);
-      });
-    }
-  }
+  executor.for_each(shape.num_lanes(MaskScope::kHead), [&](std::size_t, std::size_t i) {
+    const std::size_t layer = i / shape.num_kv_heads;
+    const std::size_t head = i % shape.num_kv_heads;
+    const MutableLane lane = view.mutable_lane(layer, head);
+    for_each_move(mask, layer, head, [&](std::size_t from, std::size_t to, std::size_t count) {
+      if (lane.keys.present())
+        detail::move_rows(lane.keys, shape.head_dim, from, count, to);
+      if (lane.values.present())
+        detail::move_rows(lane.values, shape.value_size(), from, count, to);
+    });
+  });
 }
 
 KVEVICT_NAMESPACE_END
