@@ -1,6 +1,7 @@
 // Policies allocate only while the cache grows: counted by a global operator new that counts on
 // this thread, and only while a library call runs.
 #include "kvevict/any_policy.hpp"
+#include "kvevict/core/executor.hpp"
 #include "kvevict/core/plan.hpp"
 #include "kvevict/policies/key_geometry.hpp"
 #include "kvevict/selection/projection.hpp"
@@ -53,6 +54,7 @@ class CountingPolicy {
   }
   void truncate(std::size_t length) { policy_.truncate(length); }
   void reset() { policy_.reset(); }
+  void use_executor(const kvevict::Executor& executor) { policy_.use_executor(executor); }
 
   void append(std::size_t count) {
     const Counting counting(*counts_, "append");
@@ -148,6 +150,26 @@ TEST_P(AllocationFree, TheFirstRequestTakesMemory) {
 
 TEST_P(AllocationFree, ASecondRequestOfTheSameLengthTakesNone) {
   TestEngine<CountingPolicy> engine = make_engine();
+  run(engine);
+  engine.reset();
+  counts.clear();
+  run(engine);
+  EXPECT_EQ(counts, Counts{});
+}
+
+// Three workers on this thread, whose allocations are seen. Each time another one is the first and
+// takes all lanes: one that never had a lane needs no memory for its first.
+TEST_P(AllocationFree, NorDoWorkers) {
+  if (std::get<1>(GetParam()) == RowsFrom::kEngine)
+    GTEST_SKIP() << "selects as with queries";
+  std::size_t first = 0;
+  const kvevict::Executor workers(3, [&](std::size_t n, kvevict::Executor::Task task) {
+    for (std::size_t i = 0; i < n; ++i)
+      task((first + i) % n);
+    ++first;
+  });
+  TestEngine<CountingPolicy> engine = make_engine();
+  engine.policy.use_executor(workers);
   run(engine);
   engine.reset();
   counts.clear();

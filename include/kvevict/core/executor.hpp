@@ -7,9 +7,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <concepts>
 #include <cstddef>
 #include <functional>
-#include <type_traits>
 #include <utility>
 
 #if defined(__cpp_exceptions)
@@ -67,51 +67,49 @@ class Executor {
   ///             order, on any threads, and returns when all of them returned and what they wrote
   ///             can be read. Tasks do not throw and do not wait for each other. Copies of this
   ///             object copy it: let it hold a pointer to a pool, which lives as long.
-  template <class Run>
-    requires std::is_invocable_v<Run&, std::size_t, Task> Executor(std::size_t num_workers, Run run)
-        : num_workers_(std::max<std::size_t>(num_workers, 1)), run_(std::move(run)) {}
+  template <std::invocable<std::size_t, Task> Run>
+  Executor(std::size_t num_workers, Run run)
+      : num_workers_(std::max<std::size_t>(num_workers, 1)), run_(std::move(run)) {}
 
-    [[nodiscard]] std::size_t num_workers() const noexcept {
-      return num_workers_;
+  [[nodiscard]] std::size_t num_workers() const noexcept { return num_workers_; }
+
+  /// Calls f(worker) once for each worker in [0, n), n <= num_workers(). What one of them throws
+  /// is thrown here once all have ended; of several, one. Throws InvalidArgument where `run` did
+  /// not call each.
+  template <class F>
+  void for_each_worker(std::size_t n, F&& f) const {
+    if (n < 2) {
+      if (n == 1)
+        f(std::size_t{0});
+      return;
     }
+    std::atomic<std::size_t> num_calls{0};
+    detail::FirstFailure failure;
+    const auto task = [&](std::size_t worker) noexcept {
+      failure.guard([&] { f(worker); });
+      num_calls.fetch_add(1, std::memory_order_relaxed);
+    };
+    run_(n, Task(task));
+    failure.rethrow();
+    detail::require(num_calls == n, "Executor", "tasks that were run", num_calls.load(),
+                    "must be all, once");
+  }
 
-    /// Calls f(worker) once for each worker in [0, n), n <= num_workers(). What one of them throws
-    /// is thrown here once all have ended; of several, one. Throws InvalidArgument where `run` did
-    /// not call each.
-    template <class F>
-    void for_each_worker(std::size_t n, F&& f) const {
-      if (n < 2) {
-        if (n == 1)
-          f(std::size_t{0});
-        return;
-      }
-      std::atomic<std::size_t> num_calls{0};
-      detail::FirstFailure failure;
-      const auto task = [&](std::size_t worker) noexcept {
-        failure.guard([&] { f(worker); });
-        num_calls.fetch_add(1, std::memory_order_relaxed);
-      };
-      run_(n, Task(task));
-      failure.rethrow();
-      detail::require(num_calls == n, "Executor", "tasks that were run", num_calls.load(),
-                      "must be all, once");
-    }
+  /// Calls f(worker, i) once for each i in [0, n). One worker's calls come one after another and
+  /// ascend; who takes which depends on who is free.
+  template <class F>
+  void for_each(std::size_t n, F&& f) const {
+    std::atomic<std::size_t> next{0};
+    for_each_worker(std::min(n, num_workers_), [&](std::size_t worker) {
+      std::size_t i;
+      while ((i = next.fetch_add(1, std::memory_order_relaxed)) < n)
+        f(worker, i);
+    });
+  }
 
-    /// Calls f(worker, i) once for each i in [0, n). One worker's calls come one after another and
-    /// ascend; who takes which depends on who is free.
-    template <class F>
-    void for_each(std::size_t n, F&& f) const {
-      std::atomic<std::size_t> next{0};
-      for_each_worker(std::min(n, num_workers_), [&](std::size_t worker) {
-        std::size_t i;
-        while ((i = next.fetch_add(1, std::memory_order_relaxed)) < n)
-          f(worker, i);
-      });
-    }
-
-   private:
-    std::size_t num_workers_ = 1;
-    std::function<void(std::size_t, Task)> run_;
+ private:
+  std::size_t num_workers_ = 1;
+  std::function<void(std::size_t, Task)> run_;
 };
 
 KVEVICT_NAMESPACE_END
