@@ -4,6 +4,7 @@
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/kernels/half.hpp"
 #include "kvevict/kernels/linalg.hpp"
+#include "kvevict/kernels/q8_0.hpp"
 #include "kvevict/scoring/attention_columns.hpp"
 #include "kvevict/scoring/attention_rows.hpp"
 #include "kvevict/selection/top_k.hpp"
@@ -47,8 +48,16 @@ std::vector<std::uint16_t>& keep_f16(const std::vector<float>& values) {
   return keep(std::move(halves));
 }
 
+std::vector<std::byte>& keep_q8_0(const std::vector<float>& values) {
+  constexpr std::size_t kBlock = block_len(ElementType::kQ8_0);
+  std::vector<std::byte> rows(row_bytes(ElementType::kQ8_0, values.size()));
+  for (std::size_t i = 0; i < values.size(); i += kBlock)
+    kernels::to_q8_0(values.data() + i, rows.data() + row_bytes(ElementType::kQ8_0, i));
+  return keep(std::move(rows));
+}
+
 kernels::RowBlock block(const void* data, std::size_t num_rows, ElementType type) {
-  return {data, static_cast<std::ptrdiff_t>(kDim * element_size(type)), num_rows, kDim, type};
+  return {data, static_cast<std::ptrdiff_t>(row_bytes(type, kDim)), num_rows, kDim, type};
 }
 
 // The widest registers that this program is compiled for; a wider type would be spilled.
@@ -109,6 +118,7 @@ void projected_norms() {
   std::vector<float>& weight = keep(normal_values(kDim * kHidden, 1));
   std::vector<float>& values = keep(normal_values(kRows * kDim, 2));
   std::vector<std::uint16_t>& halves = keep_f16(values);
+  std::vector<std::byte>& blocks = keep_q8_0(values);
   std::vector<float>& factor = keep(std::vector<float>(kDim * kDim));
   kernels::gram_cholesky(weight.data(), kDim, kHidden, kHidden, factor.data());
   std::vector<float>& out = keep(std::vector<float>(kRows));
@@ -127,6 +137,9 @@ void projected_norms() {
   add_for_every_isa("kernel/projected_norms_f16", work, [&](const kernels::KernelSet& k) {
     k.projected_norms(factor.data(), block(halves.data(), kRows, ElementType::kF16), out.data());
   });
+  add_for_every_isa("kernel/projected_norms_q8_0", work, [&](const kernels::KernelSet& k) {
+    k.projected_norms(factor.data(), block(blocks.data(), kRows, ElementType::kQ8_0), out.data());
+  });
 }
 
 // Column sums of the softmax of 32 queries over n keys: what SnapKV needs of one head.
@@ -135,6 +148,7 @@ void window_columns() {
   constexpr std::size_t kKeys = 16384;
   std::vector<float>& keys = keep(normal_values(kKeys * kDim, 3));
   std::vector<std::uint16_t>& half_keys = keep_f16(keys);
+  std::vector<std::byte>& q8_0_keys = keep_q8_0(keys);
   std::vector<float>& queries = keep(normal_values(kWindow * kDim, 4));
   std::vector<float>& out = keep(std::vector<float>(kKeys));
   const CacheShape shape{.num_layers = 1, .num_q_heads = 1, .num_kv_heads = 1, .head_dim = kDim};
@@ -171,14 +185,19 @@ void window_columns() {
   add_for_every_isa("kernel/window_columns_f16", work, [&, columns](const kernels::KernelSet& k) {
     columns(k, half_keys.data(), ElementType::kF16);
   });
+  add_for_every_isa("kernel/window_columns_q8_0", work, [&, columns](const kernels::KernelSet& k) {
+    columns(k, q8_0_keys.data(), ElementType::kQ8_0);
+  });
 }
 
 // One query over many keys, memory-bound: an attention row while decoding; key norms.
 void rows_in_memory() {
   constexpr std::size_t kRows = 131072;
   std::vector<float>& rows = keep(normal_values(kRows * kDim, 5));
+  std::vector<std::byte>& blocks = keep_q8_0(rows);
   std::vector<float>& out = keep(std::vector<float>(kRows));
   const Work work{.ceiling = "read", .bytes = 4.0 * kRows * kDim, .target_ceiling_fraction = 0.85};
+  const Work q8_0_work{.ceiling = "read", .bytes = static_cast<double>(blocks.size())};
   add("kernel/one_query_dots", "naive", {}, [&] {
     Eigen::Map<Eigen::VectorXf>(out.data(), kRows) =
         ConstMap(rows.data(), kRows, kDim) * Eigen::Map<const Eigen::VectorXf>(rows.data(), kDim);
@@ -187,12 +206,19 @@ void rows_in_memory() {
     k.row_dots(rows.data(), 1, kDim, block(rows.data(), kRows, ElementType::kF32), out.data(),
                kRows);
   });
+  add_for_every_isa("kernel/one_query_dots_q8_0", q8_0_work, [&](const kernels::KernelSet& k) {
+    k.row_dots(rows.data(), 1, kDim, block(blocks.data(), kRows, ElementType::kQ8_0), out.data(),
+               kRows);
+  });
   add("kernel/row_norms", "naive", {}, [&] {
     Eigen::Map<Eigen::VectorXf>(out.data(), kRows) =
         ConstMap(rows.data(), kRows, kDim).rowwise().norm();
   });
   add_for_every_isa("kernel/row_norms", work, [&](const kernels::KernelSet& k) {
     k.row_norms(block(rows.data(), kRows, ElementType::kF32), out.data());
+  });
+  add_for_every_isa("kernel/row_norms_q8_0", q8_0_work, [&](const kernels::KernelSet& k) {
+    k.row_norms(block(blocks.data(), kRows, ElementType::kQ8_0), out.data());
   });
   add("kernel/row_variances", "naive", {}, [&] {
     const ConstMap map(rows.data(), kRows, kDim);

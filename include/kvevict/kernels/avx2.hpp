@@ -223,17 +223,15 @@ KVEVICT_AVX2 inline void dot_eight(const float* queries, std::size_t num_queries
   }
 }
 
-/// Rows of more elements than this are widened anew for every query.
-inline constexpr std::size_t kMaxWidenedDim = 512;
-
 template <ElementType kType>
 KVEVICT_AVX2 inline void row_dots_as(const float* queries, std::size_t num_queries,
                                      std::ptrdiff_t query_stride, const RowBlock& rows, float* out,
                                      std::ptrdiff_t out_stride) noexcept {
   constexpr std::size_t kRows = 8;
   // From a few queries on it pays to widen eight rows once for all of them.
-  const bool widens = kType != ElementType::kF32 && num_queries > 2 && rows.dim <= kMaxWidenedDim;
-  alignas(32) float widened[kType == ElementType::kF32 ? 1 : kRows * kMaxWidenedDim];
+  const bool widens =
+      kType != ElementType::kF32 && num_queries > 2 && rows.dim <= scalar::kMaxWidenedDim;
+  alignas(32) float widened[kType == ElementType::kF32 ? 1 : kRows * scalar::kMaxWidenedDim];
   const bool whole = rows.dim % kLanes == 0;
   std::size_t i = 0;
   for (; i + kRows <= rows.num_rows; i += kRows) {

@@ -202,8 +202,8 @@ KVEVICT_AVX512 inline void row_dots_as(const float* queries, std::size_t num_que
   constexpr std::size_t kRows = 4;
   // From a few queries on it pays to widen four rows once for all of them.
   const bool widens =
-      kType != ElementType::kF32 && num_queries > 4 && rows.dim <= avx2::kMaxWidenedDim;
-  alignas(64) float widened[kType == ElementType::kF32 ? 1 : kRows * avx2::kMaxWidenedDim];
+      kType != ElementType::kF32 && num_queries > 4 && rows.dim <= scalar::kMaxWidenedDim;
+  alignas(64) float widened[kType == ElementType::kF32 ? 1 : kRows * scalar::kMaxWidenedDim];
   const bool whole = rows.dim % kLanes == 0;
   std::size_t i = 0;
   for (; i + kRows <= rows.num_rows; i += kRows) {

@@ -84,16 +84,14 @@ inline void dot_rows(const float* query, const std::byte* rows, std::ptrdiff_t r
   }
 }
 
-/// Rows of more elements than this are widened anew for every query.
-inline constexpr std::size_t kMaxWidenedDim = 512;
-
 template <ElementType kType>
 inline void row_dots_as(const float* queries, std::size_t num_queries, std::ptrdiff_t query_stride,
                         const RowBlock& rows, float* out, std::ptrdiff_t out_stride) noexcept {
   constexpr std::size_t kRows = 4;
   // From a few queries on it pays to widen four rows once for all of them.
-  const bool widens = kType != ElementType::kF32 && num_queries > 2 && rows.dim <= kMaxWidenedDim;
-  float widened[kType == ElementType::kF32 ? 1 : kRows * kMaxWidenedDim];
+  const bool widens =
+      kType != ElementType::kF32 && num_queries > 2 && rows.dim <= scalar::kMaxWidenedDim;
+  float widened[kType == ElementType::kF32 ? 1 : kRows * scalar::kMaxWidenedDim];
   for (std::size_t i = 0; i < rows.num_rows; i += kRows) {
     const std::size_t num_rows = std::min(kRows, rows.num_rows - i);
     if (widens) {
@@ -192,9 +190,9 @@ inline void row_norms(RowBlock rows, float* out) noexcept {
 
 // As on x86: rows widened once, then column by column of C with the upper triangle left out.
 inline void projected_norms(const float* factor, RowBlock rows, float* out) noexcept {
-  if (rows.dim > kMaxWidenedDim)
+  if (rows.dim > scalar::kMaxWidenedDim)
     return scalar::projected_norms(factor, rows, out);
-  float value[kMaxWidenedDim];
+  float value[scalar::kMaxWidenedDim];
   for (std::size_t i = 0; i < rows.num_rows; ++i) {
     widen(scalar::row_of(rows, i), rows.type, rows.dim, value);
     double squares = 0.0;

@@ -54,8 +54,20 @@ inline void widen(const void* source, ElementType type, std::size_t n,
   return partial[0];
 }
 
+/// Rows of more elements than this are widened anew for every query, in every instruction set.
+inline constexpr std::size_t kMaxWidenedDim = 512;
+
 inline void row_dots(const float* queries, std::size_t num_queries, std::ptrdiff_t query_stride,
                      RowBlock rows, float* out, std::ptrdiff_t out_stride) noexcept {
+  if (rows.type != ElementType::kF32 && num_queries > 1 && rows.dim <= kMaxWidenedDim) {
+    std::array<float, kMaxWidenedDim> row;
+    for (std::size_t i = 0; i < rows.num_rows; ++i) {
+      widen(row_of(rows, i), rows.type, rows.dim, row.data());
+      row_dots(queries, num_queries, query_stride, {row.data(), 0, 1, rows.dim, ElementType::kF32},
+               out + i, out_stride);
+    }
+    return;
+  }
   for (std::size_t q = 0; q < num_queries; ++q) {
     const float* query = queries + static_cast<std::ptrdiff_t>(q) * query_stride;
     float* const out_row = out + static_cast<std::ptrdiff_t>(q) * out_stride;
