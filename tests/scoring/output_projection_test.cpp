@@ -141,7 +141,7 @@ TEST(OutputProjection, HalfPrecisionAndStridedRows) {
   expected.set_layer(0, weight.data());
   constexpr std::size_t kStride = kHidden + 4;
   for (const ElementType type : {ElementType::kF32, ElementType::kF16, ElementType::kBF16}) {
-    const std::size_t size = element_size(type);
+    const std::size_t size = row_bytes(type, 1);
     std::vector<std::byte> stored(30 * kStride * size, std::byte{0xFF});  // gaps are NaN
     for (std::size_t row = 0; row < 30; ++row) {
       for (std::size_t d = 0; d < kHidden; ++d) {

@@ -62,7 +62,7 @@ struct KeyBits {
 struct KernelSet {
   Isa isa;
 
-  /// destination[i] = source[i] as float; `source` is the start of a row of n or more elements.
+  /// destination[i] = source[i] as float; `source` is the start of a block and holds n elements.
   void (*widen)(const void* source, ElementType type, std::size_t n, float* destination) noexcept;
 
   /// out[q * out_stride + i] = dot(query q, row i). Query q starts at queries + q * query_stride,
