@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Plots what `kvevict_lm compare --json FILE` measured: quality against budget, a line per policy,
-the full cache as a horizontal line. Needs matplotlib.
+its random control as a dotted line of the same colour, the full cache as a horizontal line. Needs
+matplotlib.
 
     build/examples/kvevict_lm compare --model M.gguf --budgets 5%,10%,25%,50% --json compare.json
     python3 examples/plot.py compare.json compare.svg
@@ -44,7 +45,8 @@ def plot_task(axes, task, rows, policies):
     lines = {}
     for row in rows:
         lines.setdefault(row["policy"], []).append(row)
-    styles = ["-", "--", "-.", ":"]
+    styles = ["-", "--", "-.", (0, (5, 1, 1, 1, 1, 1))]
+    has_controls = False
     for policy, line in lines.items():
         if line[0]["budget"] == "all":
             axes.axhline(quality(line[0]), color="black", linewidth=1, label=policy)
@@ -55,6 +57,15 @@ def plot_task(axes, task, rows, policies):
         axes.plot([row["budget_tokens"] for row in line], [quality(row) for row in line],
                   color=f"C{i % 10}", linestyle=styles[i // 10 % len(styles)], marker="o",
                   markersize=3, label=policy)
+        controls = [row for row in line if "random" in row]
+        if controls:
+            axes.plot([row["budget_tokens"] for row in controls],
+                      [quality(row["random"]) for row in controls],
+                      color=f"C{i % 10}", linestyle=":", linewidth=0.8)
+            has_controls = True
+    if has_controls:
+        axes.plot([], [], color="gray", linestyle=":", linewidth=0.8,
+                  label="random, same protection")
     axes.set(title=title, xlabel="budget, tokens per KV head", ylabel=y_label)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1),

@@ -117,8 +117,9 @@ inline int run_perplexity(const Common& common, const PerplexityOptions& options
   const std::span<const Token> all(text);
   engine::read_prompt(runtime.transformer(), all.first(options.prompt_len), sequence,
                       runtime.signals());
-  const DecodeResult result =
-      decode_text(runtime, all.subspan(options.prompt_len), sequence, [&](std::size_t t) {
+  const DecodeResult result = decode_text(
+      runtime, all.subspan(options.prompt_len), sequence, [](std::size_t) { return true; },
+      [&](std::size_t t) {
         if (t % 32 == 0) {
           progress.show("token " + std::to_string(t) + " of " + std::to_string(text.size()));
         }

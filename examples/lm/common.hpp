@@ -10,6 +10,7 @@
 #include "kvevict/any_policy.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/error.hpp"
+#include "kvevict/core/shape.hpp"
 #include "lm/contestants.hpp"
 #include "lm/output.hpp"
 
@@ -18,6 +19,7 @@
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 // What all commands of kvevict_lm share.
@@ -58,9 +60,17 @@ class Runtime {
   [[nodiscard]] std::size_t context_length() const noexcept {
     return transformer_.model().config().context_length;
   }
+  [[nodiscard]] const kvevict::CacheShape& shape() const noexcept { return info_.shape; }
+  [[nodiscard]] kvevict::AnyPolicy make_policy(const std::string& policy,
+                                               const std::string& options) const {
+    return engine::make_policy(policy, options, info_);
+  }
+  [[nodiscard]] engine::Sequence make_sequence(kvevict::AnyPolicy policy) const {
+    return {transformer_, std::move(policy), token_labels_};
+  }
   [[nodiscard]] engine::Sequence make_sequence(const std::string& policy,
                                                const std::string& options) const {
-    return {transformer_, engine::make_policy(policy, options, info_), token_labels_};
+    return make_sequence(make_policy(policy, options));
   }
   void check_fits(std::size_t num_tokens, const std::string& what) const {
     if (num_tokens > context_length()) {

@@ -3,6 +3,7 @@
 
 #include "lm/common.hpp"
 #include "lm/contestants.hpp"
+#include "lm/control.hpp"
 #include "lm/measure.hpp"
 #include "lm/output.hpp"
 #include "lm/output_error.hpp"
@@ -25,7 +26,8 @@
 #include <utility>
 #include <vector>
 
-// All policies at all budgets, on the same prompts and the same text.
+// All policies at all budgets, on the same prompts and the same text, each beside its random
+// control.
 namespace lm {
 
 struct CompareOptions {
@@ -37,11 +39,13 @@ struct CompareOptions {
   std::uint64_t seed = 0;
 };
 
-/// One line of a table: a policy at a budget.
+/// One line of a table: a policy at a budget. Behind them stand the random controls.
 struct CompareRow {
   std::string policy;
   std::string budget;      ///< as asked for; "all" for the full cache
   std::size_t tokens = 0;  ///< of it, per KV head
+  std::optional<std::size_t> control_row = {};
+  std::optional<Control> control = {};  ///< set: this is one, for all whose control_row is here
   AnswerResult answers;
   DecodeResult decoded;
   std::size_t peak_bytes = 0;  ///< K and V, the most held at once in any trial
@@ -58,12 +62,51 @@ struct CompareRow {
   std::size_t evicted = 0;              ///< entries, over all layers and KV heads
 };
 
+/// The text of the decode task.
+struct Story {
+  std::vector<Token> tokens;
+  std::vector<bool> counts;  ///< of each token, whether its prediction does; empty: all do
+};
+
+/// Prose: `num_tokens` that are fed or predicted and the one before them.
+[[nodiscard]] inline Story prose_story(const Runtime& runtime, std::size_t num_tokens) {
+  Story story{runtime.tokenizer().encode_start(kStory), {}};
+  if (story.tokens.size() > num_tokens + 1)
+    story.tokens.resize(num_tokens + 1);
+  return story;
+}
+
+/// As long a text of the built-in model's form: facts among filler, then a question for each fact.
+/// Its answers are all that it was trained to predict.
+[[nodiscard]] inline Story facts_story(const Runtime& runtime, std::size_t num_tokens,
+                                       std::uint64_t seed) {
+  // A fact takes two tokens and its question three, beside the 16 of the prompt's open questions.
+  const std::size_t room = num_tokens + 1 - std::min<std::size_t>(num_tokens, 16);
+  const std::size_t num_facts = std::clamp<std::size_t>(room / 5, 8, 32);
+  const Trial trial = make_trial(runtime.file(), runtime.tokenizer(),
+                                 {.kind = RecallKind::kBuiltInModel,
+                                  .prompt_len = num_tokens + 1 - 3 * num_facts,
+                                  .num_facts = num_facts,
+                                  .num_questions = num_facts,
+                                  .seed = seed});
+  Story story{trial.prompt, {}};
+  for (const Question& question : trial.questions) {
+    story.tokens.insert(story.tokens.end(), question.feed.begin(), question.feed.end());
+    story.counts.resize(story.tokens.size());
+    story.counts.push_back(true);  // the answer, with which the next question's feed begins
+  }
+  story.tokens.push_back(runtime.tokenizer().encode(" " + trial.questions.back().answer)[0]);
+  return story;
+}
+
 namespace detail {
 
 struct Run {
-  const Contestant* contestant;
+  const Contestant* contestant;  ///< null: a random control
   std::string budget;
   std::size_t tokens;
+  std::optional<std::size_t> control_run = {};
+  std::optional<Control> control = {};
 };
 
 [[nodiscard]] inline std::vector<Run> runs(const Lineup& lineup, const CompareOptions& options,
@@ -83,9 +126,31 @@ struct Run {
   return result;
 }
 
-[[nodiscard]] inline engine::Sequence sequence_of(const Runtime& runtime, const Run& run) {
+/// @param seed  of a control's draw
+[[nodiscard]] inline kvevict::AnyPolicy policy_of(const Runtime& runtime, const Run& run,
+                                                  std::uint64_t seed) {
+  if (run.control)
+    return kvevict::AnyPolicy(RandomControl({*run.control, seed}, runtime.shape()));
   const Contestant& c = *run.contestant;
-  return runtime.make_sequence(c.policy, options_for(c.policy, run.tokens, c.fixed));
+  return runtime.make_policy(c.policy, options_for(c.policy, run.tokens, c.fixed));
+}
+
+/// Puts the controls of `all` behind them, each once.
+inline void add_controls(const Runtime& runtime, std::size_t prompt_len, std::vector<Run>& all) {
+  const std::size_t num_policies = all.size();
+  for (std::size_t i = 0; i < num_policies; ++i) {
+    if (!entry_of(all[i].contestant->policy).has_control)
+      continue;
+    const auto control = control_of(policy_of(runtime, all[i], 0), all[i].tokens, prompt_len);
+    if (!control)
+      continue;
+    const auto same = std::find_if(
+        all.begin() + static_cast<std::ptrdiff_t>(num_policies), all.end(),
+        [&](const Run& other) { return json_of(*other.control) == json_of(*control); });
+    all[i].control_run = static_cast<std::size_t>(same - all.begin());
+    if (same == all.end())
+      all.push_back({nullptr, all[i].budget, all[i].tokens, {}, control});
+  }
 }
 
 /// Takes those that are refused, for what they need or for a budget, out of a table before a prompt
@@ -99,7 +164,7 @@ inline void leave_out_refused(const Runtime& runtime, const CompareOptions& opti
     if (!refused.empty() && refused.back() == label)
       continue;
     try {
-      (void)sequence_of(runtime, run);
+      (void)policy_of(runtime, run, 0);
     } catch (const kvevict::InvalidArgument& error) {
       if (!run.contestant->optional)
         throw;
@@ -118,9 +183,11 @@ inline void leave_out_refused(const Runtime& runtime, const CompareOptions& opti
   std::vector<CompareRow> rows;
   for (const Run& run : all) {
     CompareRow row;
-    row.policy = run.contestant->label;
+    row.policy = run.control ? "random control" : run.contestant->label;
     row.budget = run.budget;
     row.tokens = run.tokens;
+    row.control_row = run.control_run;
+    row.control = run.control;
     rows.push_back(std::move(row));
   }
   return rows;
@@ -148,7 +215,8 @@ inline void finish(CompareRow& row, const engine::Sequence& sequence,
                                                             const CompareOptions& options,
                                                             const Lineup& lineup, RecallKind kind,
                                                             Progress& progress) {
-  const std::vector<Run> all = runs(lineup, options, options.prompt_len, &Contestant::cuts_prompts);
+  std::vector<Run> all = runs(lineup, options, options.prompt_len, &Contestant::cuts_prompts);
+  add_controls(runtime, options.prompt_len, all);
   std::vector<CompareRow> rows = rows_of(all);
   for (std::size_t t = 0; t < options.num_trials; ++t) {
     // Depths from 10 % to 90 %.
@@ -164,7 +232,8 @@ inline void finish(CompareRow& row, const engine::Sequence& sequence,
     std::vector<std::unique_ptr<engine::Sequence>> sequences;
     std::vector<engine::Sequence*> pointers;
     for (const Run& run : all) {
-      sequences.push_back(std::make_unique<engine::Sequence>(sequence_of(runtime, run)));
+      sequences.push_back(std::make_unique<engine::Sequence>(
+          runtime.make_sequence(policy_of(runtime, run, options.seed + t))));
       pointers.push_back(sequences.back().get());
     }
     PromptOutputError output_error(pointers[0]->view().shape(), pointers.size());
@@ -198,24 +267,29 @@ inline void finish(CompareRow& row, const engine::Sequence& sequence,
 [[nodiscard]] inline std::vector<CompareRow> compare_decode(Runtime& runtime,
                                                             const CompareOptions& options,
                                                             const Lineup& lineup,
-                                                            std::span<const Token> text,
+                                                            const Story& story,
                                                             Progress& progress) {
   constexpr std::size_t kPromptLen = 16;
-  const std::vector<Run> all = runs(lineup, options, text.size(), &Contestant::cuts_decode);
+  const std::span<const Token> text(story.tokens);
+  std::vector<Run> all = runs(lineup, options, text.size(), &Contestant::cuts_decode);
+  add_controls(runtime, kPromptLen, all);
   std::vector<CompareRow> rows = rows_of(all);
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    engine::Sequence sequence = sequence_of(runtime, all[i]);
+    engine::Sequence sequence = runtime.make_sequence(policy_of(runtime, all[i], options.seed));
     const auto start = std::chrono::steady_clock::now();
     engine::read_prompt(runtime.transformer(), text.first(kPromptLen), sequence, runtime.signals());
     rows[i].prefill_seconds = seconds_since(start);
     const engine::PolicySeconds before = sequence.seconds();
-    rows[i].decoded = decode_text(runtime, text.subspan(kPromptLen), sequence, [&](std::size_t t) {
-      if (t % 32 == 0) {
-        progress.show("decode: " + rows[i].policy + " " + rows[i].budget + ", token " +
-                      std::to_string(t) + " of " + std::to_string(text.size() - kPromptLen));
-      }
-    });
-    rows[i].num_steps = rows[i].decoded.num_tokens;
+    rows[i].decoded = decode_text(
+        runtime, text.subspan(kPromptLen), sequence,
+        [&](std::size_t t) { return story.counts.empty() || story.counts[kPromptLen + t]; },
+        [&](std::size_t t) {
+          if (t % 32 == 0) {
+            progress.show("decode: " + rows[i].policy + " " + rows[i].budget + ", token " +
+                          std::to_string(t) + " of " + std::to_string(text.size() - kPromptLen));
+          }
+        });
+    rows[i].num_steps = rows[i].decoded.num_steps;
     rows[i].decode_seconds = rows[i].decoded.seconds;
     finish(rows[i], sequence, before);
   }
@@ -243,43 +317,60 @@ inline void finish(CompareRow& row, const engine::Sequence& sequence,
   return row.output_error / static_cast<double>(row.num_cuts);
 }
 
+[[nodiscard]] inline std::string quality(const CompareRow& row, bool recall) {
+  return recall ? std::to_string(row.answers.num_right) + "/" +
+                      std::to_string(row.answers.num_questions)
+                : fixed(row.decoded.nll, 3);
+}
+
 inline void print_rows(const std::vector<CompareRow>& rows, bool recall) {
-  std::vector<std::string> header = {"policy", "budget", recall ? "recall" : "NLL"};
+  std::vector<std::string> header = {"policy", "budget", recall ? "recall" : "NLL", "random"};
   if (recall)
     header.emplace_back("error");
-  for (const char* name : {"peak MB", "end MB", "tok/s", "score", "select", "%", "evicted"})
+  for (const char* name : {"peak MB", "end MB", "tok/s", "score", "select", "%"})
     header.emplace_back(name);
   Table table(std::move(header));
   for (const CompareRow& row : rows) {
+    if (row.control)
+      continue;
     const engine::PolicySeconds& policy = row.decode_policy;
     const double share =
         row.decode_seconds > 0
             ? 100 * (policy.observe + policy.select + policy.evict) / row.decode_seconds
             : 0;
     std::vector<std::string> cells = {
-        row.policy, row.budget == "all" ? "all" : row.budget + "=" + std::to_string(row.tokens)};
+        row.policy, row.budget == "all" ? "all" : row.budget + "=" + std::to_string(row.tokens),
+        quality(row, recall), row.control_row ? quality(rows[*row.control_row], recall) : "-"};
     if (recall) {
-      cells.push_back(std::to_string(row.answers.num_right) + "/" +
-                      std::to_string(row.answers.num_questions));
       const std::optional<double> error = output_error(row);
       cells.push_back(error ? fixed(*error, 3) : "-");
-    } else {
-      cells.push_back(fixed(row.decoded.nll, 3));
     }
     for (std::string& cell : std::vector<std::string>{
              megabytes(row.peak_bytes), megabytes(row.end_bytes), fixed(steps_per_second(row), 1),
              fixed(1e3 * per_step(policy.observe, row), 3),
-             fixed(1e3 * per_step(policy.select, row), 3), fixed(share, 1),
-             fixed(per_trial(static_cast<double>(row.evicted), row), 0)})
+             fixed(1e3 * per_step(policy.select, row), 3), fixed(share, 1)})
       cells.push_back(std::move(cell));
     table.add(std::move(cells));
   }
   table.print(stdout);
 }
 
+inline void add_quality(const CompareRow& row, bool recall, nlohmann::json& to) {
+  if (!recall) {
+    to["nll"] = row.decoded.nll;
+    return;
+  }
+  to["num_right"] = row.answers.num_right;
+  to["num_questions"] = row.answers.num_questions;
+  if (const std::optional<double> error = output_error(row))
+    to["output_error"] = *error;
+}
+
 [[nodiscard]] inline nlohmann::json json_rows(const std::vector<CompareRow>& rows, bool recall) {
   nlohmann::json result = nlohmann::json::array();
   for (const CompareRow& row : rows) {
+    if (row.control)
+      continue;
     nlohmann::json one = {{"policy", row.policy},
                           {"budget", row.budget},
                           {"budget_tokens", row.tokens},
@@ -294,13 +385,11 @@ inline void print_rows(const std::vector<CompareRow>& rows, bool recall) {
                           {"select_seconds_per_step", per_step(row.decode_policy.select, row)},
                           {"evict_seconds_per_step", per_step(row.decode_policy.evict, row)},
                           {"entries_evicted", per_trial(static_cast<double>(row.evicted), row)}};
-    if (recall) {
-      one["num_right"] = row.answers.num_right;
-      one["num_questions"] = row.answers.num_questions;
-      if (const std::optional<double> error = output_error(row))
-        one["output_error"] = *error;
-    } else {
-      one["nll"] = row.decoded.nll;
+    add_quality(row, recall, one);
+    if (row.control_row) {
+      const CompareRow& control = rows[*row.control_row];
+      one["random"] = json_of(*control.control);
+      add_quality(control, recall, one["random"]);
     }
     result.push_back(std::move(one));
   }
@@ -309,14 +398,6 @@ inline void print_rows(const std::vector<CompareRow>& rows, bool recall) {
 
 }  // namespace detail
 
-/// The text of the decode task: `num_tokens` that are fed or predicted and the one before them.
-[[nodiscard]] inline std::vector<Token> story(const Runtime& runtime, std::size_t num_tokens) {
-  std::vector<Token> text = runtime.tokenizer().encode_start(kStory);
-  if (text.size() > num_tokens + 1)
-    text.resize(num_tokens + 1);
-  return text;
-}
-
 inline int run_compare(const Common& common, const CompareOptions& options) {
   Progress progress;
   progress.show("loading " + common.model);
@@ -324,19 +405,18 @@ inline int run_compare(const Common& common, const CompareOptions& options) {
   const bool built_in = is_built_in_model(runtime.file());
   const RecallKind kind = built_in ? RecallKind::kBuiltInModel : RecallKind::kWord;
   runtime.check_fits(options.prompt_len, "--prompt-len");
-  const std::vector<Token> text = story(runtime, options.decode_tokens);
-  runtime.check_fits(text.size(), "--decode-tokens");
+  const Story story = built_in ? facts_story(runtime, options.decode_tokens, options.seed)
+                               : prose_story(runtime, options.decode_tokens);
+  const std::size_t story_len = story.tokens.size();
+  runtime.check_fits(story_len, "--decode-tokens");
 
   Lineup lineup = lineup_of(options.policies);
   detail::leave_out_refused(runtime, options, options.prompt_len, &Contestant::cuts_prompts,
                             lineup);
-  // The built-in model was not trained to predict prose.
-  if (!built_in)
-    detail::leave_out_refused(runtime, options, text.size(), &Contestant::cuts_decode, lineup);
+  detail::leave_out_refused(runtime, options, story_len, &Contestant::cuts_decode, lineup);
 
   const auto recall = detail::compare_recall(runtime, options, lineup, kind, progress);
-  const auto decode = built_in ? std::vector<CompareRow>()
-                               : detail::compare_decode(runtime, options, lineup, text, progress);
+  const auto decode = detail::compare_decode(runtime, options, lineup, story, progress);
   progress.show("");
   std::printf(
       "%s\n\nPrompt compression: facts in prompts of %zu tokens, read once in %.2f s for all and "
@@ -345,23 +425,24 @@ inline int run_compare(const Common& common, const CompareOptions& options) {
       common.model.c_str(), options.prompt_len,
       detail::per_trial(recall[0].prefill_seconds, recall[0]));
   detail::print_rows(recall, true);
-  if (!built_in) {
-    std::printf("\nLong decode: a story of %zu tokens, predicted token by token under the budget\n",
-                text.size());
-    detail::print_rows(decode, false);
-  }
+  std::printf("\nLong decode: %s of %zu tokens, predicted token by token under the budget\n",
+              built_in ? "facts, then answers to questions, in a text" : "a story", story_len);
+  detail::print_rows(decode, false);
   std::printf(
-      "\nerror: |A V - A' V'| / |A V|, what the cut does to the outputs of the prompt's last 16 "
-      "queries;\n-: not cut there. MB: memory of K and V really held, the most of any trial. "
-      "evicted: entries of\nall heads, per trial. Per decode step: score, select, the policy's "
-      "milliseconds; %%, its share with\nmoving rows included.\n");
+      "\nrandom: the same of a random draw with the policy's budget and what it protects, one set "
+      "per head,\nlayer or model as it has; -: nothing is left to chance, or no budget holds in "
+      "all. error:\n|A V - A' V'| / |A V|, what the cut does to the outputs of the prompt's last "
+      "16 queries; -: not cut\nthere. MB: memory of K and V really held, the most of any trial. "
+      "Per decode step: score, select, the\npolicy's milliseconds; %%, its share with moving rows "
+      "included.%s\n",
+      built_in ? " NLL is that of the answers alone." : "");
   if (!lineup.left_out.empty())
     std::printf("\nNot run:\n");
   for (const std::string& reason : lineup.left_out)
     std::printf("  %s\n", reason.c_str());
   write_json(common.json, {{"model", common.model},
                            {"prompt_len", options.prompt_len},
-                           {"decode_tokens", text.size()},
+                           {"decode_tokens", story_len},
                            {"recall", detail::json_rows(recall, true)},
                            {"decode", detail::json_rows(decode, false)},
                            {"not_run", lineup.left_out}});

@@ -56,6 +56,7 @@ struct PolicyEntry {
   std::string_view options = "budget=$budget";
   Cuts cuts = Cuts::kAlways;
   std::string_view needs = "";  ///< what it is nothing without and no file here has
+  bool has_control = true;      ///< a random control with as many tokens can stand beside it
 };
 
 namespace detail {
@@ -73,10 +74,11 @@ namespace detail {
   constexpr std::string_view kFilters = "a direction for each head (query_filters)";
   constexpr std::string_view kStatistics = "statistics of many texts' queries (query_statistics)";
   constexpr std::string_view kScores = "scores from a second pass or a model (observe_scores)";
+  constexpr bool kNoControl = false;
   static const std::vector<PolicyEntry> all = {
-      {"FullKV", ""},
-      // The same sinks and recent tokens as the others have: a fair control.
-      {"RandomEviction", "budget=$budget,num_sink_tokens=$sinks,recent_window=$recent"},
+      {"FullKV", "", Cuts::kAlways, "", kNoControl},
+      {"RandomEviction", "budget=$budget,num_sink_tokens=$sinks,recent_window=$recent",
+       Cuts::kAlways, "", kNoControl},
       {"StreamingLLM", "num_sink_tokens=$sinks,recent_window=$rest"},
       {"H2O", kHeavy},
       {"H2OCAOTE", kHeavy},
@@ -129,9 +131,10 @@ namespace detail {
       {"VaSE", "budget=$budget,interval=1,num_sink_tokens=$sinks,recent_window=$window"},
       // Those that have no budget in all. FastGen: recovers a share; LagKV: cuts each part of the
       // text to a share; SimLayerKV: the budget is that of the layers that are lazy.
-      {"FastGen", "heavy=$half,recent=$other_half"},
-      {"LagKV", "num_sink_tokens=$sinks,lag_len=$window,per_partition=25%"},
-      {"SimLayerKV", "num_initial=$sinks,recent_window=$rest", Cuts::kPromptsOnly},
+      {"FastGen", "heavy=$half,recent=$other_half", Cuts::kAlways, "", kNoControl},
+      {"LagKV", "num_sink_tokens=$sinks,lag_len=$window,per_partition=25%", Cuts::kAlways, "",
+       kNoControl},
+      {"SimLayerKV", "num_initial=$sinks,recent_window=$rest", Cuts::kPromptsOnly, "", kNoControl},
       {"DuoAttention", "num_sink_tokens=$sinks,recent_window=$rest", Cuts::kAlways,
        "trained gates of the heads (head_scores)"},
       {"EvolKV", kWindow, Cuts::kPromptsOnly, "layer budgets that a search found (layer_budgets)"},

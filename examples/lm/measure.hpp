@@ -17,23 +17,29 @@ namespace lm {
 
 /// What decoding under a policy cost and gave.
 struct DecodeResult {
-  std::size_t num_tokens = 0;
-  double nll = 0;      ///< mean negative log-likelihood of the tokens, nats
-  double seconds = 0;  ///< all of the decoding, the policy's part included
+  std::size_t num_steps = 0;
+  std::size_t num_tokens = 0;  ///< whose prediction counts
+  double nll = 0;              ///< mean negative log-likelihood of those, nats
+  double seconds = 0;          ///< all of the decoding, the policy's part included
 };
 
 /// Feeds `text` token by token, the policy evicting as it likes, and sums what the model thought
-/// of each next token. `text[0]` follows what the sequence holds already.
-template <class OnToken>
+/// of each next token that counts. `text[0]` follows what the sequence holds already.
+/// @param counts  counts(i): whether text[i] does
+template <class Counts, class OnToken>
 [[nodiscard]] DecodeResult decode_text(Runtime& runtime, std::span<const Token> text,
-                                       engine::Sequence& sequence, OnToken&& on_token) {
+                                       engine::Sequence& sequence, Counts&& counts,
+                                       OnToken&& on_token) {
   DecodeResult result;
   const auto start = std::chrono::steady_clock::now();
   for (std::size_t i = 0; i + 1 < text.size(); ++i) {
     const engine::LogitRows logits =
         engine::decode_step(runtime.transformer(), text[i], sequence, runtime.signals());
-    result.nll -= engine::log_likelihood(logits.row(0), text[i + 1]);
-    ++result.num_tokens;
+    if (counts(i + 1)) {
+      result.nll -= engine::log_likelihood(logits.row(0), text[i + 1]);
+      ++result.num_tokens;
+    }
+    ++result.num_steps;
     on_token(i);
   }
   result.seconds = seconds_since(start);

@@ -49,7 +49,9 @@ struct RecallOptions {
   RecallKind kind = RecallKind::kWord;
   std::size_t prompt_len = 1000;  ///< tokens, met to within a sentence
   double depth = 0.5;             ///< where a single fact lies, 0 = start, 1 = end
-  std::size_t num_facts = 32;     ///< of the built-in model's form
+  // Of the built-in model's form:
+  std::size_t num_facts = 32;
+  std::size_t num_questions = 8;  ///< the first of them, up to 8, are asked at the prompt's end
   std::uint64_t seed = 0;
 };
 
@@ -157,16 +159,16 @@ inline constexpr std::array<std::string_view, 20> kSecretWords = {
   auto names = file.get<std::vector<std::string>>("kvevict.recall.names");
   const auto& values = file.get<std::vector<std::string>>("kvevict.recall.values");
   const auto& filler = file.get<std::vector<std::string>>("kvevict.recall.filler");
-  constexpr std::size_t kAsked = 8;  // facts that the prompt's end asks for
   const std::size_t num_facts = std::min(options.num_facts, names.size());
-  if (options.prompt_len < 2 * num_facts + 2 * kAsked || num_facts < kAsked) {
+  const std::size_t num_asked = std::min<std::size_t>(options.num_questions, 8);
+  if (options.prompt_len < 2 * num_facts + 2 * num_asked || num_facts < options.num_questions) {
     throw std::invalid_argument("recall: " + std::to_string(num_facts) + " facts do not fit in " +
                                 std::to_string(options.prompt_len) + " tokens");
   }
   random.shuffle(names);
   std::vector<std::string> facts_value(num_facts);
   // A body of single filler words and of facts, in random order.
-  std::vector<std::size_t> body(options.prompt_len - 2 * kAsked - num_facts, num_facts);
+  std::vector<std::size_t> body(options.prompt_len - 2 * num_asked - num_facts, num_facts);
   std::iota(body.begin(), body.begin() + static_cast<std::ptrdiff_t>(num_facts), 0U);
   random.shuffle(body);
   Trial trial;
@@ -181,11 +183,11 @@ inline constexpr std::array<std::string_view, 20> kSecretWords = {
     trial.prompt.push_back(token(facts_value[entry]));
   }
   const Token query = token("?");
-  for (std::size_t i = 0; i < kAsked; ++i) {
+  for (std::size_t i = 0; i < num_asked; ++i) {
     trial.prompt.push_back(query);
     trial.prompt.push_back(token(names[i]));
   }
-  for (std::size_t i = 0; i < kAsked; ++i) {
+  for (std::size_t i = 0; i < options.num_questions; ++i) {
     Question question{{query, token(names[i])}, facts_value[i], 1};
     if (i > 0)
       question.feed.insert(question.feed.begin(), token(facts_value[i - 1]));

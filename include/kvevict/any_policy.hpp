@@ -8,6 +8,7 @@
 #include "kvevict/core/executor.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/lane.hpp"
+#include "kvevict/core/protection.hpp"
 #include "kvevict/core/rotary.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
@@ -63,6 +64,8 @@ class AnyPolicy {
   [[nodiscard]] bool needs_artefact() const { return self_->needs_artefact(); }
   [[nodiscard]] bool touches_prompt() const { return self_->touches_prompt(); }
   [[nodiscard]] std::size_t max_rollback() const { return self_->max_rollback(); }
+  /// As Policy says; nothing of a policy that does not say so.
+  [[nodiscard]] Protection protection() const { return self_->protection(); }
 
   /// Does nothing for a policy that has no such function.
   void use_executor(Executor executor) { self_->use_executor(std::move(executor)); }
@@ -134,6 +137,7 @@ class AnyPolicy {
     [[nodiscard]] virtual bool needs_artefact() const = 0;
     [[nodiscard]] virtual bool touches_prompt() const = 0;
     [[nodiscard]] virtual std::size_t max_rollback() const = 0;
+    [[nodiscard]] virtual Protection protection() const = 0;
     virtual void use_executor(Executor executor) = 0;
     virtual void begin(std::size_t prompt_len, std::span<const PositionSpan> pinned) = 0;
     virtual void append(std::size_t count) = 0;
@@ -204,6 +208,13 @@ class AnyPolicy {
         return policy.max_rollback();
       } else {
         return 0;
+      }
+    }
+    [[nodiscard]] Protection protection() const override {
+      if constexpr (requires { policy.protection(); }) {
+        return policy.protection();
+      } else {
+        return {};
       }
     }
     void use_executor(Executor executor) override {

@@ -268,6 +268,16 @@ TEST(Reference, PromptsAreTouchedUnlessTheyAreProtectedWhole) {
   EXPECT_FALSE(FullKV({}, kShape).touches_prompt());
 }
 
+// A share of the prompt: a twentieth of 200 tokens are heavy, a tenth recent.
+TEST(Reference, ProtectionIsWhatStaysWhateverItsScore) {
+  H2O h2o({.heavy = Budget::keep_ratio(0.05), .recent = Budget::keep_ratio(0.1)}, kShape);
+  h2o.begin(200);
+  EXPECT_EQ(h2o.protection().recent_window, 20U);
+  EXPECT_EQ(h2o.protection().num_sink_tokens, 0U);
+  EXPECT_TRUE(SnapKV({}, kShape).protection().after_prompt);
+  EXPECT_FALSE(TOVA({}, kShape).protection().after_prompt);
+}
+
 TEST(Reference, RollbackIsLimitedByWhatIsRemembered) {
   EXPECT_EQ(EpiKV({.max_rollback = 5}, kShape).max_rollback(), 5U);
   EXPECT_EQ(H2O({}, kShape).max_rollback(), std::numeric_limits<std::size_t>::max());
@@ -283,6 +293,7 @@ TEST(Reference, AnyPolicyPassesItOn) {
   EXPECT_FALSE(epikv.needs_artefact());
   EXPECT_FALSE(epikv.touches_prompt());
   EXPECT_EQ(epikv.max_rollback(), 5U);
+  EXPECT_TRUE(epikv.protection().prompt);
   const AnyPolicy full(FullKV({}, kShape));
   EXPECT_FALSE(full.changes_length());
   const AnyPolicy evolkv(EvolKV({}, kShape));

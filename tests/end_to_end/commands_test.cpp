@@ -101,7 +101,7 @@ TEST_P(Bos, StartsWhatPerplexityReads) {
 
 TEST_P(Bos, StartsWhatCompareReads) {
   const lm::Runtime runtime(common_);
-  const std::vector<Token> text = lm::story(runtime, 30);
+  const std::vector<Token> text = lm::prose_story(runtime, 30).tokens;
   ASSERT_EQ(text.size(), 31U);
   EXPECT_EQ(text[0] == kBos, GetParam());
   EXPECT_EQ(runtime.tokenizer().decode({&text[num_bos()], 12}), "The harbour ");
@@ -127,6 +127,29 @@ TEST(Budget, OfWritingWithoutEndIsAShareOfTheTrainedContext) {
   const std::size_t budget = lm::budget_tokens("10%", lm::shared_tokens(8, 0, 8192));
   EXPECT_EQ(budget, 819U);
   EXPECT_EQ(lm::options_for("streaming_llm", budget), "num_sink_tokens=4,recent_window=815");
+}
+
+// The name stands before its value and the question mark before the name; the facts come first.
+TEST(Story, OfTheBuiltInModelAsksForEveryFact) {
+  const lm::Runtime runtime({.model = KVEVICT_RECALL_MODEL});
+  for (const std::size_t length : {60U, 256U}) {
+    const lm::Story story = lm::facts_story(runtime, length, 5);
+    ASSERT_EQ(story.tokens.size(), length + 1);
+    ASSERT_EQ(story.counts.size(), length + 1);
+    EXPECT_EQ(std::count(story.counts.begin(), story.counts.end(), true), length == 60 ? 9 : 32);
+    EXPECT_TRUE(story.counts.back());
+    const Token query = runtime.tokenizer().encode(" ?")[0];
+    const auto& tokens = story.tokens;
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      if (!story.counts[i])
+        continue;
+      EXPECT_EQ(tokens[i - 2], query);
+      const auto fact =
+          std::search(tokens.begin(), tokens.end(), tokens.begin() + std::ptrdiff_t(i) - 1,
+                      tokens.begin() + std::ptrdiff_t(i) + 1);
+      EXPECT_LT(fact - tokens.begin(), std::ptrdiff_t(length + 1 - 3 * 8));
+    }
+  }
 }
 
 // Sentences that come twice before others have come once would be facts of their own.

@@ -2,6 +2,8 @@
 #include "lm/contestants.hpp"
 
 #include "lm/common.hpp"
+#include "lm/compare.hpp"
+#include "lm/control.hpp"
 #include "lm/output_error.hpp"
 #include "lm/recall_task.hpp"
 
@@ -9,6 +11,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -139,6 +142,87 @@ TEST(Catalogue, CutsWhereItsEntrySays) {
     EXPECT_LE(held, num_lanes * (kBudget + (in_blocks ? 3 : 0)));
     EXPECT_GE(held, num_lanes * kBudget / 2);
   }
+}
+
+lm::Control control_of(const std::string& policy, std::size_t budget) {
+  return lm::control_of(runtime().make_policy(policy, lm::options_for(policy, budget)), budget,
+                        1000)
+      .value();
+}
+
+// What the policies' papers protect, at a tenth of 1000 tokens.
+TEST(Control, ProtectsWhatThePolicyDoes) {
+  const lm::Control snapkv = control_of("snapkv", 100);
+  EXPECT_EQ(snapkv.budget, 100U);
+  EXPECT_EQ(snapkv.protection.num_sink_tokens, 0U);
+  EXPECT_EQ(snapkv.protection.recent_window, 32U);
+  EXPECT_TRUE(snapkv.protection.after_prompt);
+  EXPECT_EQ(snapkv.scope, kvevict::MaskScope::kHead);
+
+  EXPECT_EQ(control_of("h2o", 100).protection.recent_window, 50U);
+  // A share of the prompt that is read: 7 % of 1000 tokens.
+  EXPECT_EQ(control_of("h2o(heavy=3%,recent=7%)", 100).protection.recent_window, 70U);
+  EXPECT_EQ(control_of("chunkkv", 100).scope, kvevict::MaskScope::kLayer);
+  EXPECT_EQ(control_of("inertiakv", 100).scope, kvevict::MaskScope::kModel);
+  EXPECT_TRUE(control_of("epikv", 100).protection.prompt);
+  EXPECT_FALSE(control_of("snapkv + caote", 100).protection.prompt);
+}
+
+TEST(Control, IsNoneWhereNothingIsLeftToChance) {
+  const auto of = [](const std::string& options) {
+    return lm::control_of(runtime().make_policy("streaming_llm", options), 100, 1000);
+  };
+  EXPECT_FALSE(of("num_sink_tokens=4,recent_window=96").has_value());
+  EXPECT_FALSE(of("num_sink_tokens=100,recent_window=0").has_value());
+  EXPECT_TRUE(of("num_sink_tokens=4,recent_window=95").has_value());
+}
+
+TEST(Control, KeepsTheProtectedAndDrawsTheRest) {
+  const std::vector<Token> text = tokens(160);
+  const auto kept = [&](kvevict::MaskScope scope, std::uint64_t seed) {
+    const lm::Control control{20, {.num_sink_tokens = 3, .recent_window = 6}, scope};
+    Sequence sequence = runtime().make_sequence(
+        kvevict::AnyPolicy(lm::RandomControl({control, seed}, runtime().shape())));
+    engine::read_prompt(runtime().transformer(), text, sequence);
+    std::vector<std::vector<std::int32_t>> lanes;
+    const engine::KvCache& cache = sequence.cache();
+    for (std::size_t layer = 0; layer < cache.num_layers(); ++layer) {
+      for (std::size_t head = 0; head < cache.num_kv_heads(); ++head) {
+        const engine::KvLane& lane = cache.lane(layer, head);
+        lanes.emplace_back(lane.positions.begin(),
+                           lane.positions.begin() + static_cast<std::ptrdiff_t>(lane.size()));
+      }
+    }
+    return lanes;
+  };
+  const auto lanes = kept(kvevict::MaskScope::kLayer, 1);
+  for (const auto& lane : lanes) {
+    ASSERT_EQ(lane.size(), 20U);
+    EXPECT_EQ(lane[2], 2);
+    EXPECT_EQ(lane[14], 154);
+  }
+  // Two KV heads share a draw, the next layer has one of its own; another seed, another draw.
+  EXPECT_EQ(lanes[0], lanes[1]);
+  EXPECT_NE(lanes[0], lanes[2]);
+  EXPECT_NE(lanes, kept(kvevict::MaskScope::kLayer, 2));
+  EXPECT_NE(kept(kvevict::MaskScope::kHead, 1)[0], kept(kvevict::MaskScope::kHead, 1)[1]);
+}
+
+// SnapKV and AdaKV protect the same; CAKE cuts what is decoded, too.
+TEST(Control, IsSharedByThoseThatShareEverything) {
+  const lm::CompareOptions options{.budgets = {"100", "50"}};
+  const lm::Lineup lineup = lm::lineup_of("snapkv,streaming_llm,adakv,cake,fastgen");
+  std::vector<lm::detail::Run> runs =
+      lm::detail::runs(lineup, options, 1000, &lm::Contestant::cuts_prompts);
+  lm::detail::add_controls(runtime(), 1000, runs);
+  // The full cache and six at two budgets; then SnapKV's two controls and CAKE's two.
+  ASSERT_EQ(runs.size(), 13U + 4U);
+  std::vector<std::size_t> controls;
+  for (const lm::detail::Run& run : runs)
+    controls.push_back(run.control_run.value_or(0));
+  EXPECT_EQ(controls,
+            (std::vector<std::size_t>{0, 0, 0, 13, 14, 0, 0, 13, 14, 15, 16, 0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(runs[14].tokens, 50U);
 }
 
 // The query of each of the last 16 tokens of the prompt, whatever else wants queries.

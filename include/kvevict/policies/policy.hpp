@@ -244,9 +244,11 @@ class Policy {
   /// Whether a token of a prompt may go. Where none does, the blocks of a prompt stay whole, may be
   /// shared with other sequences, and can be found again as a prefix.
   [[nodiscard]] bool touches_prompt() const {
-    const Protection protection = method_.protection(sequence_);
-    return kChangesLength && (!protection.prompt || protection.prompt_gives_way);
+    return kChangesLength && (!protection().prompt || protection().prompt_gives_way);
   }
+  /// What stays whatever its score, pinned positions aside: what a fair control has to keep, too.
+  /// Of what is a share of the prompt it is known from `begin` on.
+  [[nodiscard]] Protection protection() const { return method_.protection(sequence_); }
   /// How many tokens truncate takes back without loss to what is remembered of those before them.
   /// It takes back any number; of more the doc of the option `max_rollback` says what is missing. 0
   /// where the newest rows or queries are remembered and new ones push out the oldest. What
