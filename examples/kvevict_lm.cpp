@@ -109,7 +109,8 @@ int main(int argc, char** argv) {
       ->add_option(
           "--policies", compare.policies,
           "Names, or compositions such as \"snapkv + caote + ada(floor=0.2)\", with commas "
-          "between them; default: a choice of them, all: the whole catalogue")
+          "between them; default: a choice of them, all: the whole catalogue. Beside each stands a "
+          "random draw with its budget and protection")
       ->capture_default_str();
   compare_command->add_option("--seed", compare.seed, "Of the prompts")->capture_default_str();
 

@@ -425,8 +425,8 @@ inline int run_compare(const Common& common, const CompareOptions& options) {
       common.model.c_str(), options.prompt_len,
       detail::per_trial(recall[0].prefill_seconds, recall[0]));
   detail::print_rows(recall, true);
-  std::printf("\nLong decode: %s of %zu tokens, predicted token by token under the budget\n",
-              built_in ? "facts, then answers to questions, in a text" : "a story", story_len);
+  std::printf("\nLong decode: a %s of %zu tokens, predicted token by token under the budget\n",
+              built_in ? "text of facts and questions" : "story", story_len);
   detail::print_rows(decode, false);
   std::printf(
       "\nrandom: the same of a random draw with the policy's budget and what it protects, one set "
@@ -435,7 +435,7 @@ inline int run_compare(const Common& common, const CompareOptions& options) {
       "16 queries; -: not cut\nthere. MB: memory of K and V really held, the most of any trial. "
       "Per decode step: score, select, the\npolicy's milliseconds; %%, its share with moving rows "
       "included.%s\n",
-      built_in ? " NLL is that of the answers alone." : "");
+      built_in ? " NLL: of the answers alone." : "");
   if (!lineup.left_out.empty())
     std::printf("\nNot run:\n");
   for (const std::string& reason : lineup.left_out)
