@@ -15,7 +15,8 @@
 #include <vector>
 
 // Names, labels and inputs that all benchmarks share. A report reads the names:
-// kernel/<work>/<isa|naive>, policy/<name>/<isa|naive>, ceiling/<fma|read|copy|l2>.
+// kernel/<work>/<isa|naive>, policy/<name>/<isa|naive>, growth/<work>/<n>,
+// ceiling/<fma|read|copy|l2>.
 namespace kvevict_bench {
 
 [[nodiscard]] inline std::string isa_name(kvevict::kernels::Isa isa) {

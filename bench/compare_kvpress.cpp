@@ -38,10 +38,10 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -65,7 +65,7 @@ class Comparison {
     const std::filesystem::path path = directory_ / (name + ".f32");
     std::vector<float> values(std::filesystem::file_size(path) / sizeof(float));
     std::ifstream file(path, std::ios::binary);
-    file.read(reinterpret_cast<char*>(values.data()),  // NOLINT: bytes of floats
+    file.read(reinterpret_cast<char*>(values.data()),
               static_cast<std::streamsize>(values.size() * sizeof(float)));
     if (!file)
       throw std::runtime_error(path.string() + ": cannot be read");
@@ -74,7 +74,7 @@ class Comparison {
   void write(const std::string& name, const std::vector<float>& values) const {
     const std::filesystem::path path = directory_ / (name + ".f32");
     std::ofstream file(path, std::ios::binary);
-    file.write(reinterpret_cast<const char*>(values.data()),  // NOLINT: bytes of floats
+    file.write(reinterpret_cast<const char*>(values.data()),
                static_cast<std::streamsize>(values.size() * sizeof(float)));
     if (!file.flush())
       throw std::runtime_error(path.string() + ": cannot be written");

@@ -1,13 +1,16 @@
 // bench_report REPORT.json RESULT.json...
 //
-// Reads what Google Benchmark wrote, prints one table of ratios and writes the same as JSON. The
-// names are kernel/<work>/<isa|naive>, policy/<name>/<isa|naive> and ceiling/<fma|read|copy|l2>.
-// A label of words "key=value" says what a benchmark is measured against: ceiling=<name>,
-// target_ratio=<number>, target_ceiling_fraction=<number>.
+// Reads what Google Benchmark wrote, prints one table of ratios and one of growth, and writes the
+// same as JSON. The names are kernel/<work>/<isa|naive>, policy/<name>/<isa|naive>,
+// growth/<work>/<n> and ceiling/<fma|read|copy|l2>. A label of words "key=value" says what a
+// benchmark is measured against: ceiling=<name>, target_ratio=<number>,
+// target_ceiling_fraction=<number>, max_exponent=<number>.
 
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstdio>
 #include <exception>
 #include <fstream>
@@ -25,6 +28,7 @@ using Json = nlohmann::ordered_json;
 /// All repetitions of one benchmark.
 struct Samples {
   std::vector<double> seconds;           // of one iteration, wall clock
+  std::vector<double> cpu_seconds;       // the same on the processor
   std::vector<double> bytes_per_second;  // empty if the benchmark does not count bytes
   std::vector<double> items_per_second;  // floating-point operations; empty if not counted
   std::map<std::string, std::string> label;
@@ -40,6 +44,14 @@ struct Row {
   std::optional<double> ceiling_fraction;
   std::optional<double> target_ratio;
   std::optional<double> target_ceiling_fraction;
+};
+
+/// How the CPU time of a work grows with its size.
+struct Growth {
+  std::string work;                  // growth/<work>
+  std::map<double, double> seconds;  // by size
+  double exponent = 0;               // of the power law that fits best
+  std::optional<double> max_exponent;
 };
 
 double median(std::vector<double> values) {
@@ -81,8 +93,9 @@ std::map<std::string, Samples> read_results(const std::vector<std::string>& path
       name.resize(std::min(name.find('/', end + 1), name.size()));
 
       Samples& entry = samples[name];
-      entry.seconds.push_back(run.at("real_time").get<double>() *
-                              seconds_per_unit(run.at("time_unit")));
+      const double unit = seconds_per_unit(run.at("time_unit"));
+      entry.seconds.push_back(run.at("real_time").get<double>() * unit);
+      entry.cpu_seconds.push_back(run.at("cpu_time").get<double>() * unit);
       if (run.contains("bytes_per_second")) {
         entry.bytes_per_second.push_back(run["bytes_per_second"]);
       }
@@ -127,7 +140,7 @@ std::vector<Row> make_rows(const std::map<std::string, Samples>& samples) {
   std::vector<Row> rows;
   for (const auto& [name, measured] : samples) {
     const std::size_t slash = name.rfind('/');
-    if (slash == std::string::npos || name.starts_with("ceiling/"))
+    if (slash == std::string::npos || name.starts_with("ceiling/") || name.starts_with("growth/"))
       continue;
     Row row;
     row.work = name.substr(0, slash);
@@ -156,7 +169,49 @@ std::vector<Row> make_rows(const std::map<std::string, Samples>& samples) {
   return rows;
 }
 
-Json to_json(const std::vector<Row>& rows) {
+std::string text(const char* format, double value) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof buffer, format, value);
+  return buffer;
+}
+
+/// Slope of log(time) against log(size), least squares; 0 for less than two sizes.
+double fit_exponent(const std::map<double, double>& seconds) {
+  double mean_x = 0;
+  double mean_y = 0;
+  for (const auto& [size, time] : seconds) {
+    mean_x += std::log(size) / static_cast<double>(seconds.size());
+    mean_y += std::log(time) / static_cast<double>(seconds.size());
+  }
+  double squares = 0;
+  double products = 0;
+  for (const auto& [size, time] : seconds) {
+    squares += std::pow(std::log(size) - mean_x, 2);
+    products += (std::log(size) - mean_x) * (std::log(time) - mean_y);
+  }
+  return squares > 0 ? products / squares : 0;
+}
+
+std::vector<Growth> find_growth(const std::map<std::string, Samples>& samples) {
+  std::map<std::string, Growth> found;
+  for (const auto& [name, measured] : samples) {
+    if (!name.starts_with("growth/"))
+      continue;
+    const std::size_t slash = name.rfind('/');
+    Growth& growth = found[name.substr(0, slash)];
+    growth.work = name.substr(0, slash);
+    growth.seconds[std::stod(name.substr(slash + 1))] = median(measured.cpu_seconds);
+    growth.max_exponent = label_number(measured, "max_exponent");
+  }
+  std::vector<Growth> result;
+  for (auto& [work, growth] : found) {
+    growth.exponent = fit_exponent(growth.seconds);
+    result.push_back(growth);
+  }
+  return result;
+}
+
+Json to_json(const std::vector<Row>& rows, const std::vector<Growth>& growths) {
   const auto or_null = [](const auto& value) { return value ? Json(*value) : Json(nullptr); };
   Json report = Json::array();
   for (const Row& row : rows) {
@@ -170,13 +225,16 @@ Json to_json(const std::vector<Row>& rows) {
                       {"target_ratio", or_null(row.target_ratio)},
                       {"target_ceiling_fraction", or_null(row.target_ceiling_fraction)}});
   }
+  for (const Growth& growth : growths) {
+    Json seconds = Json::object();
+    for (const auto& [size, time] : growth.seconds)
+      seconds[text("%.0f", size)] = time;
+    report.push_back({{"work", growth.work},
+                      {"cpu_seconds_by_size", seconds},
+                      {"exponent", growth.exponent},
+                      {"max_exponent", or_null(growth.max_exponent)}});
+  }
   return report;
-}
-
-std::string text(const char* format, double value) {
-  char buffer[32];
-  std::snprintf(buffer, sizeof buffer, format, value);
-  return buffer;
 }
 
 std::string time_text(double seconds) {
@@ -211,6 +269,22 @@ void print_table(const std::map<std::string, Samples>& samples, const std::vecto
   }
 }
 
+void print_growth(const std::vector<Growth>& growths) {
+  if (growths.empty())
+    return;
+  std::printf("\n%-32s %9s %10s %9s %10s %9s %7s\n", "growth of CPU time", "from", "", "to", "",
+              "exponent", "bound");
+  for (const Growth& growth : growths) {
+    const auto& [smallest, first] = *growth.seconds.begin();
+    const auto& [largest, last] = *growth.seconds.rbegin();
+    const bool above = growth.max_exponent && growth.exponent > *growth.max_exponent;
+    std::printf("%-32s %9.0f %10s %9.0f %10s %9.2f %7s%s\n", growth.work.c_str(), smallest,
+                time_text(first).c_str(), largest, time_text(last).c_str(), growth.exponent,
+                growth.max_exponent ? text("%.2f", *growth.max_exponent).c_str() : "-",
+                above ? "  above" : "");
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -222,9 +296,12 @@ int main(int argc, char** argv) {
   try {
     const auto samples = read_results({arguments.begin() + 1, arguments.end()});
     const std::vector<Row> rows = make_rows(samples);
-    print_table(samples, rows);
+    const std::vector<Growth> growths = find_growth(samples);
+    if (!rows.empty() || growths.empty())
+      print_table(samples, rows);
+    print_growth(growths);
     std::ofstream file(arguments[0]);
-    file << to_json(rows).dump(2) << '\n';
+    file << to_json(rows, growths).dump(2) << '\n';
     if (!file.flush())
       throw std::runtime_error(arguments[0] + ": cannot be written");
   } catch (const std::exception& error) {

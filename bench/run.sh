@@ -1,18 +1,23 @@
 #!/bin/sh
-# sh bench/run.sh [--quick] [--jobs N] [--help] [GOOGLE BENCHMARK OPTION]...
+# sh bench/run.sh [--quick | --kvpress] [--jobs N] [--help] [GOOGLE BENCHMARK OPTION]...
 #
 # Builds the benchmarks in build/ (Release), runs them and prints one table: what, its time, the
 # time of the naive form, their ratio, and the part of the ceiling that is reached (multiply-add
-# peak, read or copy bandwidth, measured in the same run). The same in build/bench/report.json.
+# peak, read or copy bandwidth, measured in the same run). Behind it, how times grow with the cache:
+# the exponent and its bound. The same in build/bench/report.json.
 #
-#   --quick   under 40 seconds after the build; for a look, not for figures to quote
+#   --quick    under 40 seconds after the build; for a look, not for figures to quote; no growth
+#   --kvpress  compares values and times with kvpress in the place of all this, if Python (PYTHON,
+#              or python3) has it: pip install kvpress==0.5.5 torch
 #
 # Everything else goes to the benchmarks: sh bench/run.sh --benchmark_filter=ceiling
+# or to the comparison: sh bench/run.sh --kvpress --rows snapkv,tova
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 . "$root/cmake/setup.sh"
 
 quick=
+kvpress=
 while [ $# -gt 0 ]; do
   case $1 in
     --help | -h)
@@ -20,6 +25,7 @@ while [ $# -gt 0 ]; do
       exit 0
       ;;
     --quick) quick=yes ;;
+    --kvpress) kvpress=yes ;;
     --jobs)
       [ $# -gt 1 ] || fail "--jobs needs a number"
       jobs=$2
@@ -32,12 +38,17 @@ done
 
 need_base
 configure "$build" -DCMAKE_BUILD_TYPE=Release -DKVEVICT_BUILD_BENCHMARKS=ON
+if [ -n "$kvpress" ]; then
+  build_targets "$build" compare_kvpress
+  exec "${PYTHON:-python3}" "$root/bench/compare_kvpress.py" "$@"
+fi
 build_targets "$build" kvevict_bench
 
 cd "$root"
 programs=
 count=0
 for source in bench/bench_*.cpp; do
+  if [ -n "$quick" ] && [ "$source" = bench/bench_growth.cpp ]; then continue; fi
   program=build/bench/$(basename "$source" .cpp)
   programs="$programs $program"
   count=$((count + $("$program" --benchmark_list_tests | wc -l)))
