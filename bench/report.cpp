@@ -175,7 +175,7 @@ std::string text(const char* format, double value) {
   return buffer;
 }
 
-/// Slope of log(time) against log(size), least squares; 0 for less than two sizes.
+/// Slope of log(time) against log(size), least squares, of at least two sizes.
 double fit_exponent(const std::map<double, double>& seconds) {
   double mean_x = 0;
   double mean_y = 0;
@@ -189,7 +189,7 @@ double fit_exponent(const std::map<double, double>& seconds) {
     squares += std::pow(std::log(size) - mean_x, 2);
     products += (std::log(size) - mean_x) * (std::log(time) - mean_y);
   }
-  return squares > 0 ? products / squares : 0;
+  return products / squares;
 }
 
 std::vector<Growth> find_growth(const std::map<std::string, Samples>& samples) {
@@ -205,6 +205,8 @@ std::vector<Growth> find_growth(const std::map<std::string, Samples>& samples) {
   }
   std::vector<Growth> result;
   for (auto& [work, growth] : found) {
+    if (growth.seconds.size() < 2)
+      continue;  // the others were filtered out
     growth.exponent = fit_exponent(growth.seconds);
     result.push_back(growth);
   }
