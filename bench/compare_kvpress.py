@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Compares kvevict with kvpress 0.5.5 on the same tensors of one Llama-3.1-8B layer (32 query heads,
-8 KV heads, head_dim 128, hidden size 4096), float32, one CPU thread each.
+"""Compares kvevict with kvpress 0.5.5 on the same tensors of one Llama-3.1-8B layer (32 query
+heads, 8 KV heads, head_dim 128, hidden size 4096), float32, one CPU thread each.
 
-Prints the best CPU times, their ratio and the ratio that is aimed at. First of all it compares what
-both compute: a row whose values differ by more than its tolerance is named, and the exit code is 1.
+Prints the best CPU times, their ratio, the ratio that is aimed at, and how far the two results are
+apart, relative to the largest value. A row whose results differ by more than its tolerance (2e-5,
+leverage 1e-4) is named, and the exit code is 1. A ratio below its target is no failure.
 
-kvpress and torch come from PyPI (pip install kvpress==0.5.5 torch); without them nothing is compared.
+kvpress and torch come from PyPI (pip install kvpress==0.5.5 torch); without them nothing is
+compared.
 """
 
 import argparse
@@ -29,7 +31,7 @@ SKETCH_DIM = 48
 TOLERANCE = 2e-5  # of the largest value
 KEPT = 0.1
 
-# Row: the target ratio, and the time of kvpress in ms of which the target was set (on another core).
+# Row: the target ratio, and kvpress' time in ms when it was set, on another core.
 TARGETS = {
     "snapkv": (7, 357),
     "tova": (25, 85),
@@ -50,8 +52,8 @@ TARGETS = {
 class Layer:
     """The tensors of one layer, and what the presses ask of an attention module.
 
-    kvpress makes queries and keys before RoPE from hidden states. Here they are given: hidden states
-    are the queries (or keys) themselves, and the projections are the identity."""
+    kvpress makes queries and keys before RoPE from hidden states. Here they are given: hidden
+    states are the queries (or keys) themselves, and the projections are the identity."""
 
     def __init__(self, torch, seq_len):
         self.torch = torch
@@ -62,7 +64,8 @@ class Layer:
             return torch.randn(*shape, generator=generator)
 
         # Around a centre for each head and channel, as a model's are.
-        self.keys = normal(1, NUM_KV_HEADS, seq_len, HEAD_DIM) + normal(1, NUM_KV_HEADS, 1, HEAD_DIM)
+        self.keys = normal(1, NUM_KV_HEADS, seq_len, HEAD_DIM)
+        self.keys += normal(1, NUM_KV_HEADS, 1, HEAD_DIM)
         self.values = normal(1, NUM_KV_HEADS, seq_len, HEAD_DIM)
         self.keys_prerope = normal(seq_len, NUM_KV_HEADS, HEAD_DIM) + normal(NUM_KV_HEADS, HEAD_DIM)
         self.queries_prerope = 0.5 * (
@@ -132,8 +135,8 @@ class Layer:
 
 
 def make_rows(layer):
-    """Row: what kvpress does, and how its result and kvevict's are made comparable. Where the two do
-    not do quite the same, the comment says who does more."""
+    """Row: what kvpress does, and how its result and kvevict's are made comparable. Where the two
+    do not do quite the same, the comment says who does more."""
     import torch
     import torch.nn.functional as F
     from kvpress import (
@@ -162,8 +165,8 @@ def make_rows(layer):
         return theirs[0], ((ours - ours.mean()) / ours.std()).view(NUM_KV_HEADS, n)
 
     def l2_norms():
-        """kvpress has L1 norms only, so these are compared with a reference: mean over each group of
-        the L2 norms of the products, which kvevict does not form."""
+        """kvpress has L1 norms only, so these are compared with a reference: mean over each group
+        of the L2 norms of the products, which kvevict does not form."""
         norms = [
             (layer.values[0, h // 4] @ layer.w_o[h * HEAD_DIM : (h + 1) * HEAD_DIM]).norm(dim=-1)
             for h in range(NUM_Q_HEADS)
@@ -186,7 +189,9 @@ def make_rows(layer):
 
     lag = LagKVPress(cross_scoring=True)
     lag_end = lag.n_sink + (n - lag.n_sink) // lag.lag_size * lag.lag_size - lag.lag_size
-    projected = lambda: CriticalKVPress.vwl1norm(layer.values, layer.module)
+
+    def projected():
+        return CriticalKVPress.vwl1norm(layer.values, layer.module)
 
     return {
         # Rows of the window are averaged by kvpress and summed by kvevict, which gets its queries
@@ -211,7 +216,8 @@ def make_rows(layer):
             lambda: (layer.seed(), layer.score(LeverageScorePress(), layer.keys_prerope)())[1],
             z_scores,
         ),
-        # kvpress turns all queries by RoPE and takes z-scores; kvevict is given them turned.
+        # kvpress turns all queries by RoPE, about a third of its time, and takes z-scores; kvevict
+        # is given them turned.
         "noncausal": (layer.score(NonCausalAttnPress()), z_scores),
         # Indices by score in kvpress, a mask in kvevict.
         "top_k": (lambda: layer.scores.topk(layer.kept, dim=-1).indices, top_k_mask),
@@ -237,7 +243,9 @@ def parse_arguments():
     )
     root = pathlib.Path(__file__).resolve().parent.parent
     parser.add_argument("--seq-len", type=int, default=8192, help="cached tokens (default: 8192)")
-    parser.add_argument("--repeat", type=int, default=5, help="runs, of which the best counts (default: 5)")
+    parser.add_argument(
+        "--repeat", type=int, default=5, help="runs, of which the best counts (default: 5)"
+    )
     parser.add_argument("--rows", help=f"comma-separated, of: {','.join(TARGETS)} (default: all)")
     parser.add_argument("--json", metavar="FILE", help="write the table as JSON too")
     parser.add_argument(
@@ -268,28 +276,33 @@ def main():
         found = version("kvpress")
         import kvpress  # noqa: F401, what it needs may be missing
     except ImportError:
-        print(
-            f"kvpress is not installed: pip install kvpress=={KVPRESS_VERSION} torch; nothing compared"
-        )
+        install = f"pip install kvpress=={KVPRESS_VERSION} torch"
+        print(f"kvpress is not installed: {install}; nothing compared")
         return 0
     if found != KVPRESS_VERSION:
         print(f"kvpress {found} here; targets and definitions are those of {KVPRESS_VERSION}")
     if not arguments.program.exists():
-        print(f"{arguments.program} is missing: sh bench/run.sh --kvpress builds it", file=sys.stderr)
+        message = f"{arguments.program} is missing: sh bench/run.sh --kvpress builds it"
+        print(message, file=sys.stderr)
         return 2
     torch.set_num_threads(1)
 
     results, failed = [], []
     print(f"one Llama-3.1-8B layer, {arguments.seq_len} tokens, f32, one thread, CPU ms\n")
-    print(f"{'row':20} {'kvpress':>10} {'kvevict':>10} {'ratio':>8} {'target':>8} {'difference':>11}")
+    print(
+        f"{'row':20} {'kvpress':>10} {'kvevict':>10} {'ratio':>8} {'target':>8} {'difference':>11}"
+    )
     with tempfile.TemporaryDirectory() as name, torch.inference_mode():
         directory = pathlib.Path(name)
         layer = Layer(torch, arguments.seq_len)
         layer.write(directory)
         rows = make_rows(layer)
+        measured = {}  # two rows do the same in kvpress
         for row in arguments.rows:
             run, comparable = rows[row]
-            theirs_ms, theirs = best_cpu_ms(run, arguments.repeat)
+            if run not in measured:
+                measured[run] = best_cpu_ms(run, arguments.repeat)
+            theirs_ms, theirs = measured[run]
             ours_ms = float(
                 subprocess.run(
                     [arguments.program, directory, row, str(arguments.repeat)],
@@ -297,10 +310,8 @@ def main():
                     stdout=subprocess.PIPE,
                 ).stdout
             )
-            ours = torch.from_file(
-                str(directory / f"{row}.kvevict.f32"),
-                size=(directory / f"{row}.kvevict.f32").stat().st_size // 4,
-            )
+            path = directory / f"{row}.kvevict.f32"
+            ours = torch.from_file(str(path), size=path.stat().st_size // 4)
             expected, actual = comparable(theirs, ours)
             difference = ((expected - actual).abs().max() / expected.abs().max()).item()
             # Leverage inverts an ill-conditioned matrix, which kvpress does in float.
