@@ -34,7 +34,7 @@ template <ElementType kType>
   if constexpr (kType == ElementType::kF32) {
     return _mm256_loadu_ps(reinterpret_cast<const float*>(row + 4 * index));
   } else if constexpr (kType == ElementType::kQ8_0) {
-    const Q8_0Place place = q8_0_place(row, index);
+    const BlockPlace place = q8_0_place(row, index);
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(place.bytes));
     const __m256 scale = _mm256_cvtph_ps(_mm_set1_epi16(static_cast<std::int16_t>(place.scale)));
     return _mm256_mul_ps(scale, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));

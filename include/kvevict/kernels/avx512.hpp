@@ -46,7 +46,7 @@ template <ElementType kType>
   if constexpr (kType == ElementType::kF32) {
     return _mm512_maskz_loadu_ps(mask, row + 4 * index);
   } else if constexpr (kType == ElementType::kQ8_0) {
-    const Q8_0Place place = q8_0_place(row, index);
+    const BlockPlace place = q8_0_place(row, index);
     const __m128i bytes = _mm_maskz_loadu_epi8(mask, place.bytes);
     const __m512 scale =
         _mm512_maskz_cvtph_ps(kAll16, _mm256_set1_epi16(static_cast<std::int16_t>(place.scale)));

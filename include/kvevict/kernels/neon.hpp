@@ -29,7 +29,7 @@ template <ElementType kType>
   if constexpr (kType == ElementType::kF32) {
     return vreinterpretq_f32_u8(vld1q_u8(reinterpret_cast<const std::uint8_t*>(row + 4 * index)));
   } else if constexpr (kType == ElementType::kQ8_0) {
-    const Q8_0Place place = q8_0_place(row, index);
+    const BlockPlace place = q8_0_place(row, index);
     std::uint32_t four;
     std::memcpy(&four, place.bytes, sizeof four);
     const int16x8_t wide = vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(four)));

@@ -15,15 +15,15 @@ KVEVICT_NAMESPACE_BEGIN
 namespace kernels {
 
 /// Where an element of a row of q8_0 lies.
-struct Q8_0Place {
+struct BlockPlace {
   std::uint16_t scale;     ///< of its block, a binary16
   const std::byte* bytes;  ///< of this element, and those of the rest of its block behind
 };
 
-[[nodiscard]] inline Q8_0Place q8_0_place(const std::byte* row, std::size_t index) noexcept {
+[[nodiscard]] inline BlockPlace q8_0_place(const std::byte* row, std::size_t index) noexcept {
   constexpr std::size_t kBlock = block_len(ElementType::kQ8_0);
   const std::byte* const block = row + index / kBlock * row_bytes(ElementType::kQ8_0, kBlock);
-  Q8_0Place place;
+  BlockPlace place;
   std::memcpy(&place.scale, block, sizeof place.scale);
   place.bytes = block + sizeof place.scale + index % kBlock;
   return place;
@@ -31,7 +31,7 @@ struct Q8_0Place {
 
 /// Value of element `index` of a row; exact, since 11 bits times 8 fit into a float.
 [[nodiscard]] inline float from_q8_0(const std::byte* row, std::size_t index) noexcept {
-  const Q8_0Place place = q8_0_place(row, index);
+  const BlockPlace place = q8_0_place(row, index);
   return from_f16(place.scale) * static_cast<float>(std::to_integer<std::int8_t>(*place.bytes));
 }
 
