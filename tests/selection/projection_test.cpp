@@ -194,6 +194,17 @@ TEST(Projection, ALastPageThatIsNotFullIsNoFilling) {
   EXPECT_EQ(kept_slots(mask, 0, 1), (Slots{0, 1, 2, 3}));
 }
 
+// Slot 0 is padding, so page 0 has one token: head 1 takes it too, and head 0 gets the whole page.
+TEST(Projection, APageWithPaddingIsSharedToo) {
+  Decision heads(1, 2, {{0.0F, 5.0F, 1.0F, 1.0F}, {0.0F, 0.0F, 4.0F, 4.0F}}, {{1}, {2, 3}});
+  for (std::vector<std::uint64_t>& lane : heads.candidates)
+    lane[0] &= ~std::uint64_t{1};
+  Projection projection({.page_size = 2, .equal_counts = EqualCounts::kLayer}, heads.shape);
+  const KeepMask& mask = heads.run(projection);
+  EXPECT_EQ(kept_slots(mask, 0, 0), (Slots{1, 2, 3}));
+  EXPECT_EQ(kept_slots(mask, 0, 1), (Slots{1, 2, 3}));
+}
+
 TEST(Projection, RefusesADecisionOfAnotherShape) {
   Decision one(1, 1, {{1.0F, 2.0F}}, {{0}});
   CacheShape other = one.shape;
@@ -272,9 +283,9 @@ struct RandomDecisions {
   std::mt19937 random;
 
   std::size_t draw(std::size_t n) { return static_cast<std::size_t>(random() % n); }
-  Decision decision(MaskScope scope, std::size_t num_layers, std::size_t num_heads, std::size_t len,
-                    bool padded = true) {
-    const std::size_t padding = padded && draw(3) == 0 ? draw(len + 1) : 0;
+  Decision decision(MaskScope scope, std::size_t num_layers, std::size_t num_heads,
+                    std::size_t len) {
+    const std::size_t padding = draw(3) == 0 ? draw(len + 1) : 0;
     Slots locked;
     if (draw(2) == 0 && padding < len)
       locked = padding + 1 < len ? Slots{padding, len - 1} : Slots{padding};
@@ -515,13 +526,13 @@ TEST(Projection, FillsUpWithTheBestOfTheEvictedOverRandomDecisions) {
   }
 }
 
-// The same of pages: lanes hold equally many, the last, partial one all or none of them.
+// The same of pages: lanes hold equally many, those that are not full all or none of them.
 TEST(Projection, FillsUpWithTheBestPagesOverRandomDecisions) {
   RandomDecisions random{std::mt19937(13)};
   for (const std::size_t len : kOddLengths) {
     for (int round = 0; round < 60; ++round) {
       const std::size_t num_heads = 2 + random.draw(2);
-      Decision decision = random.decision(MaskScope::kHead, 1, num_heads, len, false);
+      Decision decision = random.decision(MaskScope::kHead, 1, num_heads, len);
       const std::size_t size = 2 + random.draw(20);
       const Granularity alone{.page_size = size,
                               .page_reduce = static_cast<ScoreReduce>(random.draw(4))};
@@ -539,10 +550,12 @@ TEST(Projection, FillsUpWithTheBestPagesOverRandomDecisions) {
         std::vector<double> scores;
         std::vector<int> was;
         std::vector<int> is;
+        std::vector<bool> full;  // the others go by what other lanes keep
         for (std::size_t begin = 0; begin < len; begin += size) {
           std::vector<double> values;
           was.push_back(0);
           is.push_back(0);
+          std::size_t num_tokens = 0;
           for (std::size_t s = begin; s < std::min(len, begin + size); ++s) {
             const auto bit = [&](std::span<const std::uint64_t> bits) {
               return (bits[s / 64] >> (s % 64) & 1U) != 0;
@@ -553,18 +566,19 @@ TEST(Projection, FillsUpWithTheBestPagesOverRandomDecisions) {
               values.push_back(alone.page_reduce == ScoreReduce::kVotes
                                    ? (bit(decision.mask.words(lane)) ? 1.0 : 0.0)
                                    : definition.scores[s]);
+            num_tokens += definition.token[s] ? 1 : 0;
             // A page stays or goes with all its tokens.
             EXPECT_EQ(bit(after.words(lane)), is.back() == 1 && definition.token[s]);
           }
+          full.push_back(num_tokens == size);
           scores.push_back(values.empty() ? -1e300 : Definition::reduce(alone.page_reduce, values));
         }
-        const std::size_t whole = len / size;  // the partial one goes by what others keep
-        for (std::size_t in = 0; in < whole; ++in) {
+        for (std::size_t in = 0; in < full.size(); ++in) {
           EXPECT_LE(was[in], is[in]);
-          if (was[in] == 1 || is[in] == 0)
+          if (was[in] == 1 || is[in] == 0 || !full[in])
             continue;
-          for (std::size_t out = 0; out < whole; ++out) {
-            if (is[out] == 0 && scores[out] > -1e300) {
+          for (std::size_t out = 0; out < full.size(); ++out) {
+            if (full[out] && is[out] == 0 && scores[out] > -1e300) {
               EXPECT_FALSE(Definition::better(scores[out], scores[in])) << in << ' ' << out;
               EXPECT_TRUE(in < out || Definition::better(scores[in], scores[out]));
             }

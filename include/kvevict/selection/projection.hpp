@@ -324,7 +324,8 @@ class Projection {
     const std::size_t size = lanes_.size() / groups;
     for (std::size_t first = 0; first < lanes_.size(); first += size) {
       const auto group = std::span(lanes_).subspan(first, size);
-      share_partial_page(group);
+      if (granularity_.page_size > 1)
+        share_partial_pages(group);
       std::size_t target = 0;
       for (const ScoredLane& lane : group)
         target = std::max(target, num_kept_pages(lane));
@@ -332,19 +333,32 @@ class Projection {
         fill_up(lane, target - num_kept_pages(lane));
     }
   }
-  // A last page that is not full counts less than the others: all lanes of a group keep theirs, or
-  // none does.
-  void share_partial_page(std::span<const ScoredLane> group) {
+  // A page that is not full, the last one or one with padding, counts less than the others: all
+  // lanes of a group keep theirs, or none does.
+  void share_partial_pages(std::span<const ScoredLane> group) {
     const auto last_page = [&](const ScoredLane& lane) {
       return lane.scores.size() / granularity_.page_size;
     };
-    if (std::none_of(group.begin(), group.end(), [&](const ScoredLane& lane) {
-          return lane.scores.size() % granularity_.page_size != 0 &&
-                 keeps_some(lane, last_page(lane));
-        }))
-      return;
-    for (const ScoredLane& lane : group)
-      take_page(lane, forced_bits(lane), last_page(lane));
+    const auto share = [&](const auto& page_of) {
+      if (std::none_of(group.begin(), group.end(), [&](const ScoredLane& lane) {
+            return num_tokens(lane, page_of(lane)) < granularity_.page_size &&
+                   keeps_some(lane, page_of(lane));
+          }))
+        return;
+      for (const ScoredLane& lane : group)
+        take_page(lane, forced_bits(lane), page_of(lane));
+    };
+    share(last_page);
+    for (std::size_t page = 0; page < last_page(group.front()); ++page)
+      share([page](const ScoredLane& /*lane*/) { return page; });
+  }
+  // Slots of a page that hold a token.
+  [[nodiscard]] std::size_t num_tokens(const ScoredLane& lane, std::size_t page) const noexcept {
+    const std::span<const std::uint64_t> forced = forced_bits(lane);
+    std::size_t count = 0;
+    for (std::size_t s = page * granularity_.page_size; s < page_end(lane, page); ++s)
+      count += detail::has_bit(forced, s) || detail::has_bit(lane.candidates, s) ? 1 : 0;
+    return count;
   }
   // Pages, or slots, that a lane would have lost: the best `missing` of them stay.
   void fill_up(const ScoredLane& lane, std::size_t missing) {
@@ -354,18 +368,17 @@ class Projection {
     }
     const std::span<const std::uint64_t> forced = forced_bits(lane);
     sort_pages(lane, forced);
-    const std::size_t num_whole = lane.scores.size() / granularity_.page_size;
-    for (const Page& page : pages_) {
-      if (missing == 0)
-        return;
-      if (page.index >= num_whole || keeps_some(lane, page.index))
-        continue;
-      take_page(lane, forced, page.index);
-      --missing;
+    // Pages that are not full come last: where they are not shared no other lane has them.
+    for (const bool full : {true, false}) {
+      for (const Page& page : pages_) {
+        if (missing == 0)
+          return;
+        if ((page.size == granularity_.page_size) != full || keeps_some(lane, page.index))
+          continue;
+        take_page(lane, forced, page.index);
+        --missing;
+      }
     }
-    // A last page that is not full comes last: where it is not shared no other lane has it.
-    if (missing > 0)
-      take_page(lane, forced, num_whole);
   }
   [[nodiscard]] std::span<const std::uint64_t> forced_bits(const ScoredLane& lane) const noexcept {
     const auto word = static_cast<std::size_t>(lane.candidates.data() - candidates_.data());
