@@ -96,6 +96,12 @@ using MakeBudgets =
 struct AddedWindows {
   std::size_t num_sink_tokens = 0;  ///< first tokens that stay, where the policy keeps fewer
   std::size_t recent_window = 0;    ///< newest tokens that stay, where the policy keeps fewer
+
+  [[nodiscard]] Protection over(Protection base) const noexcept {
+    base.num_sink_tokens = std::max(base.num_sink_tokens, num_sink_tokens);
+    base.recent_window = std::max(base.recent_window, recent_window);
+    return base;
+  }
 };
 
 /// How the scores of steps make one.
@@ -175,10 +181,8 @@ struct EditsOfAdditions {
     if (whole_prompts)
       KeepUnfinishedPrompts{}(allocation, sequence);
   }
-  [[nodiscard]] Protection protection(Protection base) const noexcept {
-    base.num_sink_tokens = std::max(base.num_sink_tokens, windows.num_sink_tokens);
-    base.recent_window = std::max(base.recent_window, windows.recent_window);
-    return base;
+  [[nodiscard]] Protection protection(const Protection& base) const noexcept {
+    return windows.over(base);
   }
 };
 
@@ -311,15 +315,12 @@ struct WithAdditions : Base {
   }
   [[nodiscard]] static Protection protection(const Options& options) noexcept
       requires(requires { Base::protection(options); }) {
-    return EditsOfAdditions{.budgets = {},
-                            .competition = {},
-                            .windows = options.additions.windows.value_or(AddedWindows{})}
-        .protection(Base::protection(options));
+    return options.additions.windows.value_or(AddedWindows{}).over(Base::protection(options));
   }
   static auto allocator(const Options& options, const CacheShape& shape) {
     const Additions& added = options.additions;
     EditsOfAdditions edits{
-        .budgets = {},
+        .budgets = std::nullopt,
         .competition = added.competition,
         .windows = added.windows.value_or(AddedWindows{}),
         .prompts_only = Base::trigger(options) == Trigger::kPrefillEnd,
