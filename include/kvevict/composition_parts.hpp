@@ -37,9 +37,11 @@
 #include <concepts>
 #include <cstddef>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
@@ -71,6 +73,10 @@ struct AddedStages {
     });
   }
   [[nodiscard]] bool is_idle() const noexcept { return stages.empty(); }
+  /// Whether one of them waits for the scores of all lanes: then no other may follow.
+  [[nodiscard]] bool are_complete() const noexcept {
+    return !stages.empty() && std::holds_alternative<SharesOfLayer>(stages.back());
+  }
   /// What they read.
   [[nodiscard]] Inputs inputs() const {
     Inputs all = Inputs::kNothing;
@@ -104,35 +110,40 @@ struct AddedWindows {
   }
 };
 
-/// How the scores of steps make one.
-struct AddedRule {
-  TemporalRule rule = TemporalRule::kEma;
-  double decay = 0.8;  ///< weight of the past in the EMA, in [0, 1)
-};
-
 /// Everything that a text adds to a recipe.
 struct Additions {
   AddedStages samples;  ///< stages in front of `rule`
-  std::optional<AddedRule> rule;
+  std::optional<NamedRule> rule;
   AddedStages stages;
   std::optional<AddedWindows> windows;
   std::optional<CutSchedule> schedule;
   MakeBudgets budgets;
+  bool budgets_are_of_prompts = false;
   std::optional<Competition> competition;
   // Selections, each over the one before it.
   std::variant<std::monostate, HeadFloors, WholeChunks> selector;
   std::optional<TwoStage<CriticalScores>> second_stage;
   std::optional<TwinRepair<BestOfAll, KeyTwins>> twins;
 
-  /// Takes over what one part adds; false where an earlier one has decided the same, or a selection
-  /// that is made of this one.
-  [[nodiscard]] bool take(Additions part) {
+  /// Takes over what one part adds. Throws InvalidArgument, naming `where`, if an earlier one has
+  /// decided the same or cannot stand before it.
+  void take(Additions part, std::string_view where) {
+    const auto refuse = [&](bool condition, std::string_view why) {
+      if (condition)
+        throw_invalid_argument(where, why);
+    };
     const bool selects = selector.index() != 0;
-    if ((rule && part.rule) || (windows && part.windows) || (schedule && part.schedule) ||
-        (budgets && part.budgets) || (competition && part.competition) ||
-        (part.selector.index() != 0 && (selects || second_stage || twins)) ||
-        (part.second_stage && (second_stage || twins)) || (part.twins && twins))
-      return false;
+    const bool part_selects = part.selector.index() != 0;
+    refuse((rule && part.rule) || (windows && part.windows) || (schedule && part.schedule) ||
+               (budgets && part.budgets) || (competition && part.competition) ||
+               (selects && part_selects) || (second_stage && part.second_stage) ||
+               (twins && part.twins),
+           "a part before it has decided the same");
+    refuse((part_selects && (second_stage || twins)) || (part.second_stage && twins),
+           "selections stand before 'critical', and both before 'twins'");
+    refuse(
+        stages.are_complete() && (!part.stages.stages.empty() || part.rule),
+        "'layer_shares' comes when the scores are finished: nothing may be made of them behind it");
     if (part.rule) {
       samples = std::exchange(stages, {});
       rule = part.rule;
@@ -146,12 +157,12 @@ struct Additions {
     take_set(windows, part.windows);
     take_set(schedule, part.schedule);
     take_set(budgets, part.budgets);
+    budgets_are_of_prompts = budgets_are_of_prompts || part.budgets_are_of_prompts;
     take_set(competition, part.competition);
     take_set(second_stage, part.second_stage);
     take_set(twins, part.twins);
-    if (part.selector.index() != 0)
+    if (part_selects)
       selector = std::move(part.selector);
-    return true;
   }
   /// What all of it reads.
   [[nodiscard]] Inputs inputs() const {
@@ -176,6 +187,7 @@ struct EditsOfAdditions {
           *budgets);
       allocation.budget = table.budget;
       allocation.lane_budgets = table.lane_budgets;
+      allocation.headroom = 0;  // a table says what is kept, not what may gather above it
     }
     allocation.competition = competition.value_or(allocation.competition);
     if (whole_prompts)
@@ -209,7 +221,7 @@ class SelectorWithAdditions {
       } else if (has_counts()) {
         stages_->choose_within(counts, lanes, quota, input);
       } else {
-        stages_->stages().choose(lanes, quota, input);
+        stages_->stages().choose(lanes, quota - keep_one_each(lanes, quota), input);
       }
     };
     if (twins_) {
@@ -232,14 +244,14 @@ class SelectorWithAdditions {
       if (const auto* floors = std::get_if<HeadFloors>(&self.added_)) {
         floors->choose(lanes, quota, input);
       } else if (const auto* chunks = std::get_if<WholeChunks>(&self.added_)) {
-        chunks->choose(lanes, quota, input);
+        chunks->choose(lanes, quota - keep_one_each(lanes, quota), input);
         // NOLINTNEXTLINE(bugprone-branch-clone): the arguments differ
       } else if constexpr (requires { self.base_.choose(lanes, quota, input, signal); }) {
         self.base_.choose(lanes, quota, input, signal);
       } else if constexpr (kBaseChooses) {
         self.base_.choose(lanes, quota, input);
       } else {
-        select_top_k(lanes, quota);
+        BestOfAll{}.choose(lanes, quota, input);
       }
     }
     [[nodiscard]] std::size_t num_safe(std::span<const ScoredLane> lanes, std::size_t quota,
@@ -271,32 +283,52 @@ template <Recipe Base>
 struct WithAdditions : Base {
   using Options = OptionsWithAdditions<Base>;
 
-  static void check(const Options& options, const CacheShape& shape) {
+  /// Whether the parts fit the recipe. Throws InvalidArgument naming `where`, which is the newest
+  /// of them.
+  static void check_parts(const Options& options, const CacheShape& shape, std::string_view where) {
     check_recipe<Base>(options, shape);
     const Additions& added = options.additions;
-    if (Base::scope(options) != MaskScope::kHead) {
-      // Of a set that heads share, the scores are one by now and the values are still several.
-      if (covers(added.inputs(), Inputs::kValues))
-        throw_invalid_argument(Base::kName, "a part that reads values needs scope = head");
-      if (added.twins || added.budgets)
-        throw_invalid_argument(Base::kName, "a part for single heads needs scope = head");
-    }
-    if (Base::trigger(options) == Trigger::kPrefillEnd) {
-      if (added.rule)
-        throw_invalid_argument(Base::kName, "scores once a prompt: no steps for 'temporal'");
-      if (added.schedule)
-        throw_invalid_argument(Base::kName, "cuts once a prompt: nothing for 'schedule' to say");
-    }
+    const auto refuse = [&](bool condition, std::string_view why) {
+      if (condition)
+        throw_invalid_argument(where, std::string(Base::kName).append(" ").append(why));
+    };
+    const MaskScope scope = Base::scope(options);
+    // Of a set that heads share, the scores are one by now and the values are still several.
+    refuse(scope != MaskScope::kHead && covers(added.inputs(), Inputs::kValues),
+           "has one set for several heads, and a part that reads values needs scope = head");
+    refuse(scope != MaskScope::kHead && (added.twins || added.budgets),
+           "has one set for several heads, and the part is for single heads: scope = head");
+    refuse(added.competition &&
+               (scope == MaskScope::kModel ||
+                (scope == MaskScope::kLayer && *added.competition == Competition::kLayer)),
+           "has one set where the part would let several compete: scope = head");
+    refuse(added.selector.index() != 0 &&
+               !std::same_as<decltype(selector_of<Base>(options)), std::tuple<>>,
+           "has a selection of its own, which the part would drop");
+    const bool cuts_once = Base::trigger(options) == Trigger::kPrefillEnd;
+    refuse(added.rule && cuts_once, "scores once a prompt: there are no steps to aggregate");
+    refuse(added.schedule && cuts_once, "cuts once a prompt: there is nothing to schedule");
+    refuse(
+        added.schedule && requires { Base::schedule(options); },
+        "has options for this: cuts_prompts, decode_interval, slack");
+    refuse(added.budgets_are_of_prompts && !cuts_once,
+           "cuts at any time, and the part shares out the budget of a prompt");
+    const OwnBudgets own = own_budgets(options, shape);
+    refuse(added.budgets && own.are_table,
+           "shares its budget out by itself, which the part would drop");
+    refuse(added.competition && own.any_unbounded,
+           "has lanes without a budget, which cannot share one");
+    if (added.budgets)
+      static_cast<void>(make_budgets(options, shape, where));
   }
   static auto pipeline(const Options& options, const CacheShape& shape) {
     const Additions& added = options.additions;
-    std::optional<TemporalRule> rule;
-    if (added.rule)
-      rule = added.rule->rule;
     return ScoresOverSteps(shape, Base::scope(options),
-                           Base::pipeline(options, shape) | added.samples, rule,
-                           added.rule ? added.rule->decay : 0.0) |
+                           Base::pipeline(options, shape) | added.samples, added.rule) |
            added.stages;
+  }
+  static void check(const Options& options, const CacheShape& shape) {
+    check_recipe<Base>(options, shape);
   }
   [[nodiscard]] static Inputs added_inputs(const Options& options) {
     Inputs inputs = options.additions.inputs();
@@ -324,31 +356,49 @@ struct WithAdditions : Base {
         .competition = added.competition,
         .windows = added.windows.value_or(AddedWindows{}),
         .prompts_only = Base::trigger(options) == Trigger::kPrefillEnd,
-        .whole_prompts =
-            added.budgets || (added.rule && added.rule->rule != TemporalRule::kFrozen)};
+        .whole_prompts = added.budgets || (added.rule && !added.rule->is_frozen())};
     if (added.budgets)
-      edits.budgets = make_budgets(options, shape);
+      edits.budgets = make_budgets(options, shape, Base::kName);
     return EditedAllocator(allocator_of<Base>(options, shape), std::move(edits));
   }
   static auto selector(const Options& options) {
     Additions added = options.additions;
-    if (added.second_stage)
+    // In units of attention only where no part has made something else of the scores.
+    if (added.second_stage && !added.rule && added.stages.is_idle())
       added.second_stage->second.epsilon *= static_cast<float>(rows_summed<Base>(options));
     return SelectorWithAdditions(selector_of<Base>(options), added);
   }
 
  private:
-  [[nodiscard]] static AddedBudgets make_budgets(const Options& options, const CacheShape& shape) {
+  struct OwnBudgets {
+    bool are_table = false;  // of lanes, or made from what was observed
+    bool any_unbounded = false;
+  };
+  [[nodiscard]] static OwnBudgets own_budgets(const Options& options, const CacheShape& shape) {
+    const auto allocator = allocator_of<Base>(options, shape);
+    if constexpr (requires(const Sequence& sequence) { allocator.allocation(sequence); }) {
+      const Sequence sequence(Base::kName, shape, Base::scope(options));
+      const std::span<const std::size_t> lanes = allocator.allocation(sequence).lane_budgets;
+      return {!lanes.empty(), std::any_of(lanes.begin(), lanes.end(), [](std::size_t tokens) {
+                return tokens == std::numeric_limits<std::size_t>::max();
+              })};
+    } else {
+      return {.are_table = true};
+    }
+  }
+  [[nodiscard]] static AddedBudgets make_budgets(const Options& options, const CacheShape& shape,
+                                                 std::string_view where) {
     if constexpr (requires {
                     { options.budget } -> std::convertible_to<Budget>;
                     protection(options);
                   }) {
       const Protection windows = protection(options);
       const std::size_t window = windows.num_sink_tokens + windows.recent_window;
-      check_covers_window(Base::kName, options.budget, shape, window);
+      check_covers_window(where, options.budget, shape, window);
       return options.additions.budgets(shape, options.budget, window);
     } else {
-      throw_invalid_argument(Base::kName, "has no budget that a table could share out");
+      throw_invalid_argument(
+          where, std::string(Base::kName).append(" has no budget that a table could share out"));
     }
   }
 };
@@ -357,10 +407,12 @@ struct WithAdditions : Base {
 
 /// What parts may need of the model.
 struct PartContext {
+  std::string_view where;  ///< the part and its column, for messages
   const CacheShape& shape;
   const std::shared_ptr<const OutputProjection>& output_projection;
 };
 
+/// Scores are read as weights of 0 and more.
 template <OutputEstimate kEstimate>
 struct CaotePart {
   static constexpr std::string_view kName =
@@ -379,6 +431,7 @@ struct CaotePart {
   }
 };
 
+/// Scores are read as weights of 0 and more.
 struct ValuesPart {
   static constexpr std::string_view kName = "values";
   struct Options {
@@ -389,8 +442,8 @@ struct ValuesPart {
     visit("factor", options.factor);
   }
   static void add(const Options& options, const PartContext& context, Additions& to) {
-    check_value_factor(kName, options.factor, context.output_projection.get(), context.shape,
-                       GroupReading::kMeanNorms);
+    check_value_factor(context.where, options.factor, context.output_projection.get(),
+                       context.shape, GroupReading::kMeanNorms);
     to.stages.stages.emplace_back(TimesValues{.factor = options.factor,
                                               .reading = GroupReading::kMeanNorms,
                                               .projection = context.output_projection});
@@ -406,8 +459,8 @@ struct PoolPart {
     visit("kernel_size", options.kernel_size);
     visit("edge", options.edge);
   }
-  static void add(const Options& options, const PartContext& /*context*/, Additions& to) {
-    options.check(kName);
+  static void add(const Options& options, const PartContext& context, Additions& to) {
+    options.check(context.where);
     to.stages.stages.emplace_back(Pool{options});
   }
 };
@@ -419,8 +472,8 @@ struct ForwardMaxPart {
   static void visit_options(Options& options, Visit&& visit) {
     visit("width", options.width);
   }
-  static void add(const Options& options, const PartContext& /*context*/, Additions& to) {
-    require(options.width > 0, kName, "width", options.width, "must be > 0");
+  static void add(const Options& options, const PartContext& context, Additions& to) {
+    require(options.width > 0, context.where, "width", options.width, "must be > 0");
     to.stages.stages.emplace_back(options);
   }
 };
@@ -481,8 +534,8 @@ struct AdaPart {
     visit("rule", options.rule);
     visit("floor_of_whole", options.floor_of_whole);
   }
-  static void add(const Options& options, const PartContext& /*context*/, Additions& to) {
-    require(options.floor >= 0.0 && options.floor <= 1.0, kName, "floor", options.floor,
+  static void add(const Options& options, const PartContext& context, Additions& to) {
+    require(options.floor >= 0.0 && options.floor <= 1.0, context.where, "floor", options.floor,
             "must be in [0, 1]");
     to.competition = Competition::kLayer;
     to.selector.emplace<HeadFloors>(options.rule, options.floor, false, options.floor_of_whole);
@@ -498,8 +551,8 @@ struct ChunksPart {
     visit("score", options.score);
     visit("fill_rest", options.fill_rest);
   }
-  static void add(const Options& options, const PartContext& /*context*/, Additions& to) {
-    options.check(kName);
+  static void add(const Options& options, const PartContext& context, Additions& to) {
+    options.check(context.where);
     to.selector.emplace<WholeChunks>(options);
   }
 };
@@ -509,7 +562,8 @@ struct CriticalPart {
   static constexpr std::string_view kName = "critical";
   struct Options {
     double first_stage = 0.5;  ///< share of the budget that the scores themselves fill
-    double epsilon = 1e-4;     ///< added to scores, in units of attention
+    double epsilon = 1e-4;     ///< added to scores, in units of attention; behind parts that make
+                               ///< something else of them, in units of that
     bool l2_norm = false;      ///< |v W_O|_2 for |v W_O|_1
   };
   template <class Visit>
@@ -519,11 +573,11 @@ struct CriticalPart {
     visit("l2_norm", options.l2_norm);
   }
   static void add(const Options& options, const PartContext& context, Additions& to) {
-    require(options.first_stage >= 0.0 && options.first_stage <= 1.0, kName, "first_stage",
+    require(options.first_stage >= 0.0 && options.first_stage <= 1.0, context.where, "first_stage",
             options.first_stage, "must be in [0, 1]");
-    require(options.epsilon >= 0.0, kName, "epsilon", options.epsilon, "must be >= 0");
+    require(options.epsilon >= 0.0, context.where, "epsilon", options.epsilon, "must be >= 0");
     const ValueFactor norm = options.l2_norm ? ValueFactor::kProjected : ValueFactor::kProjectedL1;
-    check_value_factor(kName, norm, context.output_projection.get(), context.shape,
+    check_value_factor(context.where, norm, context.output_projection.get(), context.shape,
                        GroupReading::kMeanNorms);
     to.second_stage =
         TwoStage<CriticalScores>{.first_share = Budget::keep_ratio(options.first_stage),
@@ -557,15 +611,16 @@ struct TwinsPart {
 /// A temporal rule over the scores so far; parts behind it work on what it makes of them.
 struct TemporalPart {
   static constexpr std::string_view kName = "temporal";
-  using Options = AddedRule;
+  using Options = NamedRule;
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
     visit("rule", options.rule);
     visit("decay", options.decay);
   }
-  static void add(const Options& options, const PartContext& /*context*/, Additions& to) {
-    require(options.decay >= 0.0 && options.decay < 1.0, kName, "decay", options.decay,
-            "must be in [0, 1)");
+  static void add(const Options& options, const PartContext& context, Additions& to) {
+    options.check(context.where);
+    require(options.uses_decay() || options.decay == Options{}.decay, context.where, "decay",
+            options.decay, "has a meaning for rule = ema and decayed_sum alone");
     to.rule = options;
   }
 };
@@ -584,7 +639,7 @@ struct ProtectPart {
   }
 };
 
-/// How often to cut.
+/// How often to cut, for a policy that cuts at any time and has no options for this.
 struct SchedulePart {
   static constexpr std::string_view kName = "schedule";
   using Options = CutSchedule;
@@ -594,8 +649,8 @@ struct SchedulePart {
     visit("decode_interval", options.decode_interval);
     visit("slack", options.slack);
   }
-  static void add(const Options& options, const PartContext& /*context*/, Additions& to) {
-    require(options.decode_interval > 0, kName, "decode_interval", options.decode_interval,
+  static void add(const Options& options, const PartContext& context, Additions& to) {
+    require(options.decode_interval > 0, context.where, "decode_interval", options.decode_interval,
             "must be > 0");
     to.schedule = options;
   }
@@ -603,7 +658,8 @@ struct SchedulePart {
 
 // Who gets how much of the policy's budget.
 
-/// PyramidKV's line over the layers.
+/// PyramidKV's line over the layers, for a policy that cuts prompts once: it changes with their
+/// length.
 struct PyramidPart {
   static constexpr std::string_view kName = "pyramid";
   struct Options {
@@ -613,8 +669,9 @@ struct PyramidPart {
   static void visit_options(Options& options, Visit&& visit) {
     visit("beta", options.beta);
   }
-  static void add(const Options& options, const PartContext& /*context*/, Additions& to) {
-    require(options.beta >= 1.0, kName, "beta", options.beta, "must be >= 1");
+  static void add(const Options& options, const PartContext& context, Additions& to) {
+    require(options.beta >= 1.0, context.where, "beta", options.beta, "must be >= 1");
+    to.budgets_are_of_prompts = true;
     to.budgets = [options](const CacheShape& shape, const Budget& budget, std::size_t window) {
       return PyramidBudgets(shape, budget, window, options.beta, PyramidRounding::kExact);
     };
@@ -631,9 +688,11 @@ struct LayerBudgetsPart {
   static void visit_options(Options& options, Visit&& visit) {
     visit("tokens", options.tokens);
   }
-  static void add(const Options& options, const PartContext& /*context*/, Additions& to) {
-    to.budgets = [options](const CacheShape& shape, const Budget& budget, std::size_t window) {
-      return LayerTable(kName, shape, budget, window, options.tokens);
+  static void add(const Options& options, const PartContext& context, Additions& to) {
+    require(!options.tokens.empty(), context.where, "tokens.size()", 0, "must be num_layers");
+    to.budgets = [options, where = std::string(context.where)](
+                     const CacheShape& shape, const Budget& budget, std::size_t window) {
+      return LayerTable(where, shape, budget, window, options.tokens);
     };
   }
 };
@@ -652,9 +711,12 @@ struct HeadScoresPart {
     visit("power", options.power);
     visit("beta", options.beta);
   }
-  static void add(const Options& options, const PartContext& /*context*/, Additions& to) {
-    to.budgets = [options](const CacheShape& shape, const Budget& budget, std::size_t window) {
-      return HeadTable(kName, shape, budget, window, options.scores, options.power, options.beta,
+  static void add(const Options& options, const PartContext& context, Additions& to) {
+    require(!options.scores.empty(), context.where, "scores.size()", 0,
+            "must be layers x KV heads or layers x query heads");
+    to.budgets = [options, where = std::string(context.where)](
+                     const CacheShape& shape, const Budget& budget, std::size_t window) {
+      return HeadTable(where, shape, budget, window, options.scores, options.power, options.beta,
                        false);
     };
   }
@@ -672,12 +734,12 @@ struct CompressionRatiosPart {
   }
   static void add(const Options& options, const PartContext& context, Additions& to) {
     const std::size_t size = options.ratios.size();
-    require(size == 0 || size == context.shape.num_layers ||
+    require(size == context.shape.num_layers ||
                 size == context.shape.num_layers * context.shape.num_kv_heads,
-            kName, "ratios.size()", size, "must be 0, num_layers or layers x KV heads");
-    to.budgets = [options](const CacheShape& shape, const Budget& /*budget*/,
-                           std::size_t /*window*/) {
-      return ShareTable(kName, "ratios", shape, options.ratios, ShareRounding::kExact, false);
+            context.where, "ratios.size()", size, "must be num_layers or layers x KV heads");
+    to.budgets = [options, where = std::string(context.where)](
+                     const CacheShape& shape, const Budget& /*budget*/, std::size_t /*window*/) {
+      return ShareTable(where, "ratios", shape, options.ratios, ShareRounding::kExact, false);
     };
   }
 };

@@ -96,10 +96,10 @@ std::string add_part(PartList<Parts...> /*parts*/, const TextItem& item, const P
       return;
     typename Part::Options options;
     read_options<Part>(item.options, options, item.where(Part::kName));
+    const std::string where = item.where(Part::kName);
     Additions added;
-    Part::add(options, context, added);
-    if (!additions.take(std::move(added)))
-      throw_invalid_argument(item.where(Part::kName), "a part before it has decided the same");
+    Part::add(options, {where, context.shape, context.output_projection}, added);
+    additions.take(std::move(added), where);
     const std::string changed = write_options<Part>(options);
     written = Part::kName;
     if (!changed.empty())

@@ -222,8 +222,9 @@ template <class Method>
   Inputs needed = Method::kRequiredInputs;
   for (const TextItem& item : items.subspan(1)) {
     if constexpr (requires { options.additions; }) {
-      description.append(" + ").append(
-          add_part(NamedParts{}, item, {model.shape, model.output_projection}, options.additions));
+      description.append(" + ").append(add_part(
+          NamedParts{}, item, {{}, model.shape, model.output_projection}, options.additions));
+      Method::Recipe::check_parts(options, model.shape, item.where(item.name));
       needed = needed | options.additions.inputs();
     } else {
       throw_invalid_argument(Method::kName, item.where("takes no parts"));

@@ -111,7 +111,8 @@ TEST(CompositionText, ErrorsPointAtTheColumnAndListWhatFits) {
             "chunks, critical, twins");
   EXPECT_EQ(error_of("snapkv + ada(flor=1)"),
             "ada, column 10: no option 'flor'; valid: floor, rule, floor_of_whole");
-  EXPECT_EQ(error_of("snapkv + ada(floor=2)"), "ada: floor = 2.000000 must be in [0, 1]");
+  EXPECT_EQ(error_of("snapkv + ada(floor=2)"),
+            "ada, column 10: floor = 2.000000 must be in [0, 1]");
   EXPECT_EQ(error_of("knorm + chunks(chunk_len=8"), "make_policy: column 15: '(' is never closed");
   EXPECT_EQ(error_of("knorm caote"), "make_policy: column 7: expected '+' or the end");
   EXPECT_EQ(error_of("knorm + "), "make_policy: column 9: expected a name");
@@ -202,7 +203,7 @@ TEST(CompositionText, CriticalIsASecondStageOverAnySelection) {
             cut_prompt(make("criticalkv(budget=16,observation_window=8)", model)));
   EXPECT_EQ(cut_prompt(make("adakv(budget=16,observation_window=8) + critical", model)),
             cut_prompt(make("criticaladakv(budget=16,observation_window=8)", model)));
-  EXPECT_EQ(error_of("snapkv + critical"), "critical: output_projection is missing");
+  EXPECT_EQ(error_of("snapkv + critical"), "critical, column 10: output_projection is missing");
 }
 
 // 8 tokens above the budget may gather, and the prompt is spared.
@@ -233,19 +234,108 @@ TEST(CompositionText, ATemporalRuleStandsInItsPlace) {
   EXPECT_EQ(policy.describe(), "Knorm(budget=2) + temporal(rule=frozen)");
 }
 
+// Errors name the part and its column.
 TEST(CompositionText, RefusesPartsThatDoNotFitThePolicy) {
-  EXPECT_EQ(error_of("snapkv + temporal"), "SnapKV: scores once a prompt: no steps for 'temporal'");
+  EXPECT_EQ(error_of("snapkv + temporal"),
+            "temporal, column 10: SnapKV scores once a prompt: there are no steps to aggregate");
   EXPECT_EQ(error_of("snapkv + schedule(slack=1)"),
-            "SnapKV: cuts once a prompt: nothing for 'schedule' to say");
-  EXPECT_EQ(error_of("h2o + pyramid"), "H2O: has no budget that a table could share out");
-  EXPECT_EQ(error_of("tova + twins"), "TOVA: a part for single heads needs scope = head");
+            "schedule, column 10: SnapKV cuts once a prompt: there is nothing to schedule");
+  EXPECT_EQ(error_of("knorm(slack=8) + schedule"),
+            "schedule, column 18: Knorm has options for this: cuts_prompts, decode_interval, "
+            "slack");
+  EXPECT_EQ(error_of("h2o + layer_budgets(tokens=1:2)"),
+            "layer_budgets, column 7: H2O has no budget that a table could share out");
+  EXPECT_EQ(error_of("knorm + pyramid"),
+            "pyramid, column 9: Knorm cuts at any time, and the part shares out the budget of a "
+            "prompt");
+  EXPECT_EQ(error_of("knorm(skip_layers=0) + layer_budgets(tokens=1:2)"),
+            "layer_budgets, column 24: Knorm shares its budget out by itself, which the part would "
+            "drop");
+  EXPECT_EQ(error_of("knorm(skip_layers=0,budget=10) + model"),
+            "model, column 34: Knorm has lanes without a budget, which cannot share one");
+  EXPECT_EQ(error_of("chunkkv + ada").substr(0, 22), "ada, column 11: ChunkK");
+  EXPECT_EQ(error_of("adakv + chunks"),
+            "chunks, column 9: AdaKV has a selection of its own, which the part would drop");
+  EXPECT_EQ(error_of("tova + twins"),
+            "twins, column 8: TOVA has one set for several heads, and the part is for single "
+            "heads: scope = head");
+  EXPECT_EQ(error_of("tova + ada"),
+            "ada, column 8: TOVA has one set where the part would let several compete: scope = "
+            "head");
   EXPECT_EQ(error_of("snapkv(budget=40) + pyramid(beta=0.5)"),
-            "pyramid: beta = 0.500000 must be >= 1");
+            "pyramid, column 21: beta = 0.500000 must be >= 1");
+  EXPECT_EQ(error_of("snapkv + layer_budgets"),
+            "layer_budgets, column 10: tokens.size() = 0 must be num_layers");
+  EXPECT_EQ(error_of("knorm + temporal(rule=cumulative,decay=0.3)"),
+            "temporal, column 9: decay = 0.300000 has a meaning for rule = ema and decayed_sum "
+            "alone");
   EXPECT_EQ(error_of("knorm(budget=4) + protect(recent_window=8)"),
             "Knorm: budget = 4 must be at least 8: sinks and recent window, an observation window "
             "included");
+}
+
+// What works on finished scores comes when they are finished, and selections in their order.
+TEST(CompositionText, RefusesPartsInAnOrderThatIsNotRun) {
+  const std::string why =
+      ": 'layer_shares' comes when the scores are finished: nothing may be made of them behind it";
+  EXPECT_EQ(error_of("knorm + layer_shares + z_scores"), "z_scores, column 24" + why);
+  EXPECT_EQ(error_of("knorm + layer_shares + temporal"), "temporal, column 24" + why);
+  EXPECT_EQ(error_of("knorm + z_scores + layer_shares"), "");
   EXPECT_EQ(error_of("knorm + twins + ada"),
-            "ada, column 17: a part before it has decided the same");
+            "ada, column 17: selections stand before 'critical', and both before 'twins'");
+}
+
+// Rule R15: head 1 of layer 1 has the longest keys by far, of which Knorm keeps none but the floor.
+TEST(CompositionText, EveryHeadKeepsAnEntryWhoeverChooses) {
+  const std::string zero = "num_sink_tokens=0,recent_window=0,distance=0,similarity=1";
+  for (const std::string& parts : {std::string("model"), "model + twins(" + zero + ")",
+                                   std::string("layer + twins(") + zero + ")",
+                                   std::string("model + chunks(chunk_len=2,score=mean)")}) {
+    AnyPolicy policy = make("knorm(budget=10) + " + parts);
+    WindowCache cache(kShape, 40);
+    Random random(3);
+    cache.fill(random);
+    cache.append(40);
+    for (std::size_t slot = 0; slot < 40; ++slot) {
+      for (std::size_t c = 0; c < 4; ++c)
+        cache.key(1, 1, slot)[c] *= 1000.0F;
+    }
+    policy.append(40);
+    const KeepMask& mask = policy.select(cache.view());
+    EXPECT_GE(mask.count(1, 1), 1U) << parts;
+    EXPECT_EQ(mask.total_count(), 40U) << parts;
+  }
+}
+
+// A table is kept to exactly: what R-KV lets gather above its budget is no part of it.
+TEST(CompositionText, ATableOverAPolicyThatCutsInBatches) {
+  AnyPolicy policy =
+      make("rkv(budget=16,buffer=8,observation_window=4) + layer_budgets(tokens=16:16)");
+  WindowCache cache(kShape, 40);
+  Random random(3);
+  cache.fill(random);
+  cache.append(17);
+  policy.append(16);
+  EXPECT_FALSE(policy.should_evict());
+  policy.append(1);
+  EXPECT_TRUE(policy.should_evict());
+  EXPECT_EQ(policy.select(cache.view()).total_count(), 64U);
+}
+
+// Divided by their sum, the scores of a window of 8 rows are an eighth: so is epsilon then, which
+// is in units of attention by default.
+TEST(CompositionText, EpsilonOfCriticalIsInUnitsOfTheScores) {
+  std::vector<float> weight(2 * 16 * 8);
+  Random random(5);
+  for (float& x : weight)
+    x = static_cast<float>(random.bits() >> 40U) * 0x1p-23F - 1.0F;
+  auto projection = std::make_shared<OutputProjection>(kShape, 8, std::nullopt, true);
+  for (std::size_t layer = 0; layer < 2; ++layer)
+    projection->set_layer(layer, weight.data() + layer * 16 * 8);
+  const ModelInfo model{.shape = kShape, .output_projection = projection};
+  const std::string snapkv = "snapkv(budget=16,observation_window=8)";
+  EXPECT_EQ(cut_prompt(make(snapkv + " + critical(epsilon=0.1)", model)),
+            cut_prompt(make(snapkv + " + forward_max(width=1) + critical(epsilon=0.8)", model)));
 }
 
 TEST(CompositionText, CopiesKeepTheirDescription) {

@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -93,6 +94,37 @@ TEST(ScoresOverSteps, Frozen) {
   steps.step({0, kNaN, 1, 6});
   EXPECT_EQ(steps.scores(), (Floats{-1, -2, -5, -6}));
   EXPECT_EQ(steps.policy.counters().non_finite, 0U);
+}
+
+// .5 (.5 x -1 - 3) + 0 = -1.75; -2 / 2 - 2 = -3; -5 / 2 - 1.
+TEST(ScoresOverSteps, DecayedSum) {
+  EXPECT_EQ(after_three_steps(TemporalRule::kDecayedSum), (Floats{-1.75F, -3, -3.5F, -6}));
+}
+TEST(ScoresOverSteps, Max) {
+  EXPECT_EQ(after_three_steps(TemporalRule::kMax), (Floats{0, -2, -1, -6}));
+}
+
+// A rule of one's own is one struct: the least of all samples.
+struct LeastSoFar {
+  float next(float before, float sample, float /*count*/) const { return std::min(before, sample); }
+};
+struct LeastKnormRecipe : KnormRecipe {
+  static auto pipeline(const Options& options, const CacheShape& shape) {
+    return Pipeline(ScoresOverSteps(shape, scope(options), KnormRecipe::pipeline(options, shape),
+                                    LeastSoFar{}));
+  }
+};
+TEST(ScoresOverSteps, TakeARuleOfOnesOwn) {
+  Policy<Composed<LeastKnormRecipe>> policy({}, kShape);
+  WindowCache cache(kShape, 4);
+  for (const Floats& keys : {Floats{1, 2}, Floats{3, 1, 5}}) {
+    policy.append(keys.size() - cache.seq_len());
+    cache.append(keys.size() - cache.seq_len());
+    for (std::size_t slot = 0; slot < keys.size(); ++slot)
+      *cache.key(0, 0, slot) = keys[slot];
+    policy.observe_cache(cache.view());
+  }
+  EXPECT_EQ(scores_of(policy, cache), (Floats{-3, -2, -5}));
 }
 
 // A weight of 0 for the past is no past.

@@ -474,6 +474,11 @@ KVEVICT_AVX2 inline void band_dots_as(const float* vectors, std::size_t num_vect
                                       bool interleaved, float* out,
                                       std::ptrdiff_t out_stride) noexcept {
   const std::size_t num_bands = rows.dim / 2;
+  // Where the second half of a row begins inside a load of a block.
+  if (block_len(kType) > 1 && !interleaved && num_bands % kLanes != 0) {
+    return scalar::band_dots(vectors, num_vectors, vector_stride, rows, interleaved, out,
+                             out_stride);
+  }
   for (std::size_t i = 0; i < rows.num_rows; i += 2) {
     const std::size_t num_rows = std::min<std::size_t>(2, rows.num_rows - i);
     const std::byte* pair[2] = {scalar::row_of(rows, i), scalar::row_of(rows, i + num_rows - 1)};

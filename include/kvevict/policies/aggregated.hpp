@@ -38,12 +38,11 @@ struct AggregatedOver : Base {
     static_assert(decltype(Base::pipeline(options, shape))::kAttentionUse != AttentionUse::kWindow,
                   "votes of a prompt's window are given once: there are no steps to aggregate");
     detail::check_recipe<Base>(options, shape);
-    detail::require(options.decay >= 0.0 && options.decay < 1.0, kName, "decay", options.decay,
-                    "must be in [0, 1)");
+    rule(options).check(kName);
   }
   static auto pipeline(const Options& options, const CacheShape& shape) {
     return Pipeline(ScoresOverSteps(shape, Base::scope(options), Base::pipeline(options, shape),
-                                    options.temporal_rule, options.decay));
+                                    rule(options)));
   }
   static auto allocator(const Options& options, const CacheShape& shape) {
     return detail::EditedAllocator(detail::allocator_of<Base>(options, shape),
@@ -54,6 +53,11 @@ struct AggregatedOver : Base {
     Base::visit_options(options, visit);
     visit("temporal_rule", options.temporal_rule);
     visit("decay", options.decay);
+  }
+
+ private:
+  [[nodiscard]] static NamedRule rule(const Options& options) noexcept {
+    return {options.temporal_rule, options.decay};
   }
 };
 

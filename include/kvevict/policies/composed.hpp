@@ -295,6 +295,7 @@ template <class R>
 template <Recipe R>
 class Composed {
  public:
+  using Recipe = R;
   using Options = typename R::Options;
   using Parts =
       decltype(R::pipeline(std::declval<const Options&>(), std::declval<const CacheShape&>()));

@@ -55,7 +55,7 @@ struct DMSOver : Base {
   }
   static auto pipeline(const Options& options, const CacheShape& shape) {
     return Pipeline(ScoresOverSteps(shape, Base::scope(options), Base::pipeline(options, shape),
-                                    TemporalRule::kFrozen));
+                                    NamedRule{.rule = TemporalRule::kFrozen}));
   }
   static auto allocator(const Options& options, const CacheShape& shape) {
     return detail::EditedAllocator(detail::allocator_of<Base>(options, shape),

@@ -197,14 +197,27 @@ class PoolSelection {
   [[nodiscard]] const Report& report() const noexcept { return report_; }
   /// Makes the scores of all lanes what the mask says: 1 where a slot is kept, 0 elsewhere, and
   /// with `has_scores` their own order between slots of one kind, in a part that is too small to
-  /// outweigh a lane's vote.
+  /// outweigh a lane's vote: order keys between the lane's lowest and highest, as finely as a float
+  /// tells them apart behind a 1, 2^23 / (2 lanes) steps.
   void score_by_mask(bool has_scores) noexcept {
     for (ScoredLane& lane : lanes_) {
+      std::uint32_t lowest = std::numeric_limits<std::uint32_t>::max();
+      std::uint32_t highest = 0;
+      for (const float score : lane.scores) {
+        if (!std::isfinite(score))
+          continue;
+        lowest = std::min(lowest, kernels::order_key(score));
+        highest = std::max(highest, kernels::order_key(score));
+      }
+      const double step =
+          has_scores && lowest < highest
+              ? 0.5 / static_cast<double>(lanes_.size()) / static_cast<double>(highest - lowest)
+              : 0.0;
       for (std::size_t slot = 0; slot < lane.scores.size(); ++slot) {
-        const float order =
-            has_scores ? std::ldexp(static_cast<float>(kernels::order_key(lane.scores[slot])), -40)
-                       : 0.0F;
-        lane.scores[slot] = (detail::has_bit(lane.keep, slot) ? 1.0F : 0.0F) + order;
+        const std::uint32_t key =
+            std::clamp(kernels::order_key(lane.scores[slot]), lowest, std::max(lowest, highest));
+        const double vote = detail::has_bit(lane.keep, slot) ? 1.0 : 0.0;
+        lane.scores[slot] = static_cast<float>(vote + static_cast<double>(key - lowest) * step);
       }
     }
   }

@@ -251,6 +251,20 @@ inline void select_top_k(std::span<const ScoredLane> lanes, std::size_t quota) n
     detail::set_bit(lanes[rival.lane].keep, rival.slot);
 }
 
+/// Of several lanes, the best of each that has nothing yet stays and competes no more (rule R15);
+/// returns how many these are, at most `quota`.
+inline std::size_t keep_one_each(std::span<const ScoredLane> lanes, std::size_t quota) noexcept {
+  std::size_t num_kept = 0;
+  for (std::size_t l = 0; l < lanes.size() && lanes.size() > 1 && num_kept < quota; ++l) {
+    if (detail::count_bits(lanes[l].keep) > 0 || detail::count_bits(lanes[l].candidates) == 0)
+      continue;
+    select_top_k(lanes.subspan(l, 1), 1);
+    drop_chosen(lanes[l]);
+    ++num_kept;
+  }
+  return num_kept;
+}
+
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_SELECTION_TOP_K_HPP_

@@ -17,11 +17,12 @@
 
 KVEVICT_NAMESPACE_BEGIN
 
-/// The best of all lanes together, as where a policy has no selection of its own.
+/// The best of all lanes together, as where a policy has no selection of its own; of several lanes
+/// each keeps one entry in any case, as far as the quota goes (rule R15).
 struct BestOfAll {
   template <class Input>
   void choose(std::span<ScoredLane> lanes, std::size_t quota, const Input& /*input*/) const {
-    select_top_k(lanes, quota);
+    select_top_k(lanes, quota - keep_one_each(lanes, quota));
   }
 };
 

@@ -2,6 +2,7 @@
 #define KVEVICT_TEMPORAL_SCORES_OVER_STEPS_HPP_
 
 #include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
 #include "kvevict/core/scored_lane.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
@@ -13,6 +14,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -33,16 +35,63 @@ enum class TemporalRule : std::uint8_t {
   kEma,           ///< m_t = decay m_(t-1) + (1 - decay) s_t, m_1 = s_1
   kCumulative,    ///< s_1 + .. + s_t
   kLifetimeMean,  ///< (s_1 + .. + s_t) / t: all steps weigh alike, and age is no advantage
+  kDecayedSum,    ///< m_t = decay m_(t-1) + s_t, m_1 = s_1
+  kMax,           ///< the largest of s_1 .. s_t
 };
 
 [[nodiscard]] constexpr auto enum_names(TemporalRule /*type*/) noexcept {
-  return std::array<std::pair<std::string_view, TemporalRule>, 5>{
+  return std::array<std::pair<std::string_view, TemporalRule>, 7>{
       {{"single", TemporalRule::kSingle},
        {"frozen", TemporalRule::kFrozen},
        {"ema", TemporalRule::kEma},
        {"cumulative", TemporalRule::kCumulative},
-       {"lifetime_mean", TemporalRule::kLifetimeMean}}};
+       {"lifetime_mean", TemporalRule::kLifetimeMean},
+       {"decayed_sum", TemporalRule::kDecayedSum},
+       {"max", TemporalRule::kMax}}};
 }
+
+/// A rule of this kind: next(before, sample, count) is the score after the count-th sample, which
+/// is 2 or more; the first sample is the score itself. Optional: is_frozen(), true where next
+/// always gives `before`, so that later samples need not be taken.
+template <class R>
+concept StepRule = requires(const R& rule, float before, float sample, float count) {
+  { rule.next(before, sample, count) } -> std::same_as<float>;
+};
+
+/// A TemporalRule as a StepRule.
+struct NamedRule {
+  TemporalRule rule = TemporalRule::kEma;
+  double decay = 0.8;  ///< weight of the past in an EMA or a decayed sum, in [0, 1)
+
+  /// Throws InvalidArgument, naming `where`.
+  void check(std::string_view where) const {
+    detail::require(decay >= 0.0 && decay < 1.0, where, "decay", decay, "must be in [0, 1)");
+  }
+  [[nodiscard]] bool is_frozen() const noexcept { return rule == TemporalRule::kFrozen; }
+  [[nodiscard]] bool uses_decay() const noexcept {
+    return rule == TemporalRule::kEma || rule == TemporalRule::kDecayedSum;
+  }
+  [[nodiscard]] float next(float before, float sample, float count) const noexcept {
+    const auto kept = static_cast<float>(decay);
+    switch (rule) {
+      case TemporalRule::kSingle:
+        return sample;
+      case TemporalRule::kFrozen:
+        return before;
+      case TemporalRule::kEma:
+        return kept * before + (1.0F - kept) * sample;
+      case TemporalRule::kCumulative:
+        return before + sample;
+      case TemporalRule::kDecayedSum:
+        return kept * before + sample;
+      case TemporalRule::kMax:
+        return std::max(before, sample);
+      case TemporalRule::kLifetimeMean:
+        break;
+    }
+    return before + (sample - before) / count;
+  }
+};
 
 namespace detail {
 
@@ -76,20 +125,15 @@ template <class S>
 /// Without a rule it is the scorer and nothing else.
 ///
 /// State: two floats per cached token and lane, the score and how many samples it is made of.
-template <class Scorer>
+template <class Scorer, StepRule Rule = NamedRule>
 class ScoresOverSteps {
  public:
   static constexpr Inputs kRequiredInputs = Scorer::kRequiredInputs;
   static constexpr AttentionUse kAttentionUse = Scorer::kAttentionUse;
 
   /// @param scope  of the policy's mask
-  /// @param decay  weight of what was there before, in [0, 1); for kEma
-  ScoresOverSteps(const CacheShape& shape, MaskScope scope, Scorer scorer,
-                  std::optional<TemporalRule> rule, double decay = 0.0)
-      : scorer_(std::move(scorer)),
-        rule_(rule),
-        decay_(static_cast<float>(decay)),
-        scores_(shape, scope, rule ? 2 : 0) {}
+  ScoresOverSteps(const CacheShape& shape, MaskScope scope, Scorer scorer, std::optional<Rule> rule)
+      : scorer_(std::move(scorer)), rule_(std::move(rule)), scores_(shape, scope, rule_ ? 2 : 0) {}
 
   [[nodiscard]] Scorer& scorer() noexcept { return scorer_; }
   [[nodiscard]] const Scorer& scorer() const noexcept { return scorer_; }
@@ -109,12 +153,12 @@ class ScoresOverSteps {
     std::size_t non_finite = 0;
     if constexpr (requires { scorer_.signal().observe_cache(input); })
       non_finite = scorer_.signal().observe_cache(input);
-    if (!rule_ || (rule_ != TemporalRule::kFrozen && input.sequence.in_prompt()))
+    if (!rule_ || (!is_frozen() && input.sequence.in_prompt()))
       return non_finite;
     for (std::size_t lane = 0; lane < input.sequence.num_lanes(); ++lane) {
       const std::span<float> scores = scores_.at(lane);
       const std::span<float> counts = scores_.at(lane, 1);
-      const std::size_t first = rule_ == TemporalRule::kFrozen ? num_known(counts) : 0;
+      const std::size_t first = is_frozen() ? num_known(counts) : 0;
       samples_.resize(std::max(samples_.size(), scores.size()));
       const std::span<float> samples(samples_.data(), scores.size());
       if (first < scores.size())
@@ -125,7 +169,7 @@ class ScoresOverSteps {
           continue;
         }
         counts[slot] += 1.0F;
-        scores[slot] = counts[slot] > 1.0F ? aggregate(scores[slot], samples[slot], counts[slot])
+        scores[slot] = counts[slot] > 1.0F ? rule_->next(scores[slot], samples[slot], counts[slot])
                                            : samples[slot];
       }
     }
@@ -166,28 +210,25 @@ class ScoresOverSteps {
       --known;
     return known;
   }
-  [[nodiscard]] float aggregate(float before, float sample, float count) const noexcept {
-    switch (*rule_) {
-      case TemporalRule::kSingle:
-        return sample;
-      case TemporalRule::kFrozen:
-        return before;
-      case TemporalRule::kEma:
-        return decay_ * before + (1.0F - decay_) * sample;
-      case TemporalRule::kCumulative:
-        return before + sample;
-      case TemporalRule::kLifetimeMean:
-        break;
+  [[nodiscard]] bool is_frozen() const noexcept {
+    if constexpr (requires { rule_->is_frozen(); }) {
+      return rule_->is_frozen();
+    } else {
+      return false;
     }
-    return before + (sample - before) / count;
   }
 
   Scorer scorer_;
-  std::optional<TemporalRule> rule_;
-  float decay_;
+  std::optional<Rule> rule_;
   SlotArray scores_;            // and, second, how many samples they are made of
   std::vector<float> samples_;  // memory that is kept between calls
 };
+
+template <class Scorer, StepRule Rule>
+ScoresOverSteps(const CacheShape&, MaskScope, Scorer, Rule) -> ScoresOverSteps<Scorer, Rule>;
+template <class Scorer, StepRule Rule>
+ScoresOverSteps(const CacheShape&, MaskScope, Scorer, std::optional<Rule>)
+    -> ScoresOverSteps<Scorer, Rule>;
 
 KVEVICT_NAMESPACE_END
 
