@@ -539,11 +539,6 @@ class Policy {
     const auto ref = as_view_ref(view);
     check_view(ref);
     const ScoreInput input{ref, sequence_, *kernel_, scratch()};
-    // Which worker meets the longest lane is chance: once one has, all have the memory for it.
-    for (const Worker& worker : workers_)
-      scratch().reserve_as(worker.scratch);
-    for (Worker& worker : workers_)
-      worker.scratch.reserve_as(scratch());
     const auto score = [&](ScoredLane& lane, std::size_t worker) {
       if constexpr (kScores<const Method>) {
         method_.score({ref, sequence_, *kernel_, workers_[worker].scratch, lane.candidates},
@@ -568,6 +563,11 @@ class Policy {
     // The mask of such a policy says more about a slot than its score.
     if (for_projection && (!kScores<const Method> || chooses()))
       selection_.score_by_mask(kScores<const Method>);
+    // Which worker meets the longest lane is chance: once one has, all have the memory for it.
+    for (const Worker& worker : workers_)
+      scratch().reserve_as(worker.scratch);
+    for (Worker& worker : workers_)
+      worker.scratch.reserve_as(scratch());
   }
 
   [[nodiscard]] static std::size_t rollback_of(const Options& options, Method& method) noexcept {
