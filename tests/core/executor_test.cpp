@@ -39,7 +39,9 @@ TEST(Executor, EveryIndexComesOnceAndAscendsForItsWorker) {
         by_worker[worker].push_back(i);
       });
       std::vector<std::size_t> times(n);
-      for (const std::vector<std::size_t>& indices : by_worker) {
+      for (std::size_t worker = 0; worker < num_workers; ++worker) {
+        const std::vector<std::size_t>& indices = by_worker[worker];
+        EXPECT_EQ(indices.empty(), worker >= n) << "each has something to do where there is enough";
         EXPECT_TRUE(std::is_sorted(indices.begin(), indices.end()));
         for (const std::size_t i : indices)
           ++times[i];

@@ -158,7 +158,7 @@ TEST_P(AllocationFree, ASecondRequestOfTheSameLengthTakesNone) {
 }
 
 // Three workers on this thread, whose allocations are seen. Each time another one is the first and
-// takes all lanes: one that never had a lane needs no memory for its first.
+// takes most lanes: one that meets a longer lane than ever needs no memory for it.
 TEST_P(AllocationFree, NorDoWorkers) {
   if (std::get<1>(GetParam()) == RowsFrom::kEngine)
     GTEST_SKIP() << "selects as with queries";

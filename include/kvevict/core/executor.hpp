@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <concepts>
 #include <cstddef>
 #include <functional>
 #include <utility>
@@ -67,15 +66,14 @@ class Executor {
   ///             order, on any threads, and returns when all of them returned and what they wrote
   ///             can be read. Tasks do not throw and do not wait for each other. Copies of this
   ///             object copy it: let it hold a pointer to a pool, which lives as long.
-  template <std::invocable<std::size_t, Task> Run>
-  Executor(std::size_t num_workers, Run run)
+  Executor(std::size_t num_workers, std::function<void(std::size_t, Task)> run)
       : num_workers_(std::max<std::size_t>(num_workers, 1)), run_(std::move(run)) {}
 
   [[nodiscard]] std::size_t num_workers() const noexcept { return num_workers_; }
 
-  /// Calls f(worker) once for each worker in [0, n), n <= num_workers(). What one of them throws
-  /// is thrown here once all have ended; of several, one. Throws InvalidArgument where `run` did
-  /// not call each.
+  /// Calls f(worker) once for each worker in [0, n), n <= num_workers(). What one of them throws is
+  /// thrown here once all have ended; of several, one. Throws InvalidArgument where `run` made
+  /// more calls or fewer.
   template <class F>
   void for_each_worker(std::size_t n, F&& f) const {
     if (n < 2) {
@@ -96,13 +94,13 @@ class Executor {
   }
 
   /// Calls f(worker, i) once for each i in [0, n). One worker's calls come one after another and
-  /// ascend; who takes which depends on who is free.
+  /// ascend, the first with its own number; who takes the rest depends on who is free.
   template <class F>
   void for_each(std::size_t n, F&& f) const {
-    std::atomic<std::size_t> next{0};
-    for_each_worker(std::min(n, num_workers_), [&](std::size_t worker) {
-      std::size_t i;
-      while ((i = next.fetch_add(1, std::memory_order_relaxed)) < n)
+    const std::size_t count = std::min(n, num_workers_);
+    std::atomic<std::size_t> next{count};
+    for_each_worker(count, [&](std::size_t worker) {
+      for (std::size_t i = worker; i < n; i = next.fetch_add(1, std::memory_order_relaxed))
         f(worker, i);
     });
   }
