@@ -58,8 +58,11 @@ using RandomControl = kvevict::Policy<kvevict::Composed<RandomControlRecipe>>;
                                                        std::size_t budget, std::size_t prompt_len) {
   policy.begin(prompt_len);  // a window may be a share of the prompt
   const Control control{budget, policy.protection(), policy.sequence().scope()};
-  const std::size_t sinks = control.protection.num_sink_tokens;
-  if (sinks >= budget || control.protection.recent_window >= budget - sinks)
+  const kvevict::Protection& protection = control.protection;
+  const std::size_t sinks = protection.num_sink_tokens;
+  if (sinks >= budget || protection.recent_window >= budget - sinks)
+    return std::nullopt;
+  if (protection.prompt && !protection.prompt_gives_way && prompt_len >= budget)
     return std::nullopt;
   return control;
 }
@@ -76,7 +79,7 @@ using RandomControl = kvevict::Policy<kvevict::Composed<RandomControlRecipe>>;
           {"num_sink_tokens", protection.num_sink_tokens},
           {"recent_window", protection.recent_window},
           {"prompt", protection.prompt},
-          {"prompt_gives_way", protection.prompt_gives_way},
+          {"prompt_gives_way", protection.prompt && protection.prompt_gives_way},
           {"plan_tokens", protection.plan_tokens},
           {"after_prompt", protection.after_prompt},
           {"one_set_per", scope}};

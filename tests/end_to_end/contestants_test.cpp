@@ -164,7 +164,7 @@ TEST(Control, ProtectsWhatThePolicyDoes) {
   EXPECT_EQ(control_of("h2o(heavy=3%,recent=7%)", 100).protection.recent_window, 70U);
   EXPECT_EQ(control_of("chunkkv", 100).scope, kvevict::MaskScope::kLayer);
   EXPECT_EQ(control_of("inertiakv", 100).scope, kvevict::MaskScope::kModel);
-  EXPECT_TRUE(control_of("epikv", 100).protection.prompt);
+  EXPECT_TRUE(control_of("epikv", 2000).protection.prompt);
   EXPECT_FALSE(control_of("snapkv + caote", 100).protection.prompt);
 }
 
@@ -175,6 +175,10 @@ TEST(Control, IsNoneWhereNothingIsLeftToChance) {
   EXPECT_FALSE(of("num_sink_tokens=4,recent_window=96").has_value());
   EXPECT_FALSE(of("num_sink_tokens=100,recent_window=0").has_value());
   EXPECT_TRUE(of("num_sink_tokens=4,recent_window=95").has_value());
+  // A prompt that stays whole and fills the budget.
+  const kvevict::AnyPolicy epikv = runtime().make_policy("epikv", "budget=100");
+  EXPECT_FALSE(lm::control_of(epikv, 100, 100).has_value());
+  EXPECT_TRUE(lm::control_of(epikv, 100, 99).has_value());
 }
 
 TEST(Control, KeepsTheProtectedAndDrawsTheRest) {
