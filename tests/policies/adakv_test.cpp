@@ -194,5 +194,29 @@ TEST(AdaKV, RefusesWhatCannotBe) {
       {"AdaKVKnorm", "floor = -1"}));
 }
 
+// Brought to one set for both heads, a policy that chooses by itself still tells 1.004 from 1: each
+// head keeps two of its own, all of which have one vote, and of these slots 1 and 3 have the higher
+// scores, -1.
+TEST(AdaKVOver, AProjectionGoesByScoresBetweenEqualVotes) {
+  constexpr kvevict::CacheShape kTwo{
+      .num_layers = 1, .num_q_heads = 2, .num_kv_heads = 2, .head_dim = 1};
+  kvevict::AdaKVKnorm::Options options;
+  options.budget = 2;
+  kvevict::AdaKVKnorm policy(options, kTwo);
+  kvevict_test::WindowCache cache(kTwo, 4);
+  cache.append(4);
+  const float keys[2][4] = {{1.004F, 1, 5, 5}, {5, 5, 1.004F, 1}};
+  for (std::size_t head = 0; head < 2; ++head) {
+    for (std::size_t slot = 0; slot < 4; ++slot)
+      *cache.key(0, head, slot) = keys[head][slot];
+  }
+  policy.append(4);
+  kvevict::Projection projection({.scope = kvevict::MaskScope::kLayer}, kTwo);
+  const kvevict::KeepMask& mask = policy.select(cache.view(), projection);
+  EXPECT_TRUE(mask.keeps(0, 0, 1));
+  EXPECT_TRUE(mask.keeps(0, 0, 3));
+  EXPECT_EQ(mask.count(0, 0), 2U);
+}
+
 }  // namespace
 }  // namespace kvevict_test
