@@ -170,6 +170,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/row_blocks.hpp
     include/kvevict/scoring/row_counts.hpp
     include/kvevict/scoring/row_entropy.hpp
+    include/kvevict/scoring/row_moments.hpp
     include/kvevict/scoring/row_sums.hpp
     include/kvevict/scoring/running_softmax.hpp
     include/kvevict/scoring/score_input.hpp

@@ -3,6 +3,7 @@
 #include "golden/kvpress_ratios.hpp"
 #include "golden/window_prompt.hpp"
 #include "kvevict/core/sequence.hpp"
+#include "kvevict/kernels/kernels.hpp"
 #include "kvevict/policies/expected_attention.hpp"
 #include "kvevict/scoring/future_queries.hpp"
 #include "kvevict/scoring/query_statistics.hpp"
@@ -33,7 +34,7 @@ std::shared_ptr<const kvevict::QueryStatistics> compare_statistics(const GoldenC
   sequence.begin(prompt.len, {});
   sequence.append(prompt.len);
   future.observe(0, prompt.query_rows(0, 0, prompt.len), sequence,
-                 prompt.view(prompt.len).lane(0, 0));
+                 prompt.view(prompt.len).lane(0, 0), kvevict::kernels::best());
   kvevict::Scratch scratch;
   std::vector<double> means;
   std::vector<double> covariances;

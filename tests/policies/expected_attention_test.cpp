@@ -1,5 +1,6 @@
 #include "kvevict/policies/expected_attention.hpp"
 
+#include "kvevict/kernels/kernels.hpp"
 #include "support/errors.hpp"
 #include "support/masks.hpp"
 #include "support/window_cache.hpp"
@@ -171,7 +172,7 @@ TEST(ExpectedAttention, LifeOfTheStatistics) {
   const std::vector<float> rows = {9, 9, 1, 2, kNaN, 0, 3, 4};
   EXPECT_EQ(
       future.observe(0, {.data = rows.data(), .num_q_heads = 1, .num_rows = 4, .row_stride = 2},
-                     sequence, lane_of(4)),
+                     sequence, lane_of(4), kernels::best()),
       1U);
   EXPECT_EQ(future.statistics().count(0, 0), 2U);
   EXPECT_EQ(future.statistics().mean(0, 0)[0], 2.0);
@@ -192,10 +193,10 @@ TEST(ExpectedAttention, PaddingIsNoQuery) {
   Sequence three("test", kOneHead, MaskScope::kHead);
   three.append(3);
   QueryRows queries{.data = rows.data(), .num_q_heads = 1, .num_rows = 4, .row_stride = 2};
-  EXPECT_EQ(padded.observe(0, queries, four, lane_of(4, valid)), 0U);
+  EXPECT_EQ(padded.observe(0, queries, four, lane_of(4, valid), kernels::best()), 0U);
   queries.data += 2;
   queries.num_rows = 3;
-  EXPECT_EQ(plain.observe(0, queries, three, lane_of(3)), 0U);
+  EXPECT_EQ(plain.observe(0, queries, three, lane_of(3), kernels::best()), 0U);
   EXPECT_EQ(padded.statistics().count(0, 0), 2U);
   for (std::size_t c = 0; c < 2; ++c)
     EXPECT_EQ(padded.statistics().mean(0, 0)[c], plain.statistics().mean(0, 0)[c]);

@@ -1,9 +1,12 @@
 #include "kvevict/scoring/query_statistics.hpp"
 
+#include "kvevict/core/scratch.hpp"
+#include "kvevict/kernels/kernels.hpp"
 #include "support/errors.hpp"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -71,6 +74,80 @@ TEST(QueryStatistics, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(refuses([&] { with.set(0, 0, two, {}); }, {"QueryStatistics", "covariance", "0"}));
   EXPECT_TRUE(
       refuses([&] { without.set(0, 0, two, four); }, {"QueryStatistics", "covariance", "4"}));
+}
+
+/// What `statistics` are apart from those of the same rows, added one by one to one head.
+double apart_from_singles(const QueryStatistics& statistics, const std::vector<float>& rows) {
+  const std::size_t dim = statistics.shape().head_dim;
+  QueryStatistics singles(statistics.shape(), true);
+  for (std::size_t i = 0; i < rows.size(); i += dim)
+    singles.add(0, 0, rows.data() + i);
+  EXPECT_EQ(statistics.count(0, 0), singles.count(0, 0));
+  std::vector<double> covariance(dim * dim);
+  std::vector<double> expected(dim * dim);
+  statistics.covariance(0, 0, covariance);
+  singles.covariance(0, 0, expected);
+  double apart = 0;
+  for (std::size_t i = 0; i < dim; ++i) {
+    EXPECT_NEAR(statistics.mean(0, 0)[i], singles.mean(0, 0)[i], 1e-8);
+    for (std::size_t j = 0; j < dim; ++j) {
+      const double scale = std::sqrt(expected[i * dim + i] * expected[j * dim + j]);
+      apart = std::max(apart, std::abs(covariance[i * dim + j] - expected[i * dim + j]) / scale);
+    }
+  }
+  return apart;
+}
+
+// Blocks are products of floats about the block's mean: 1e-6 of the deviations, also where these
+// are a ten thousandth of the mean. Any cut into calls gives the same up to that.
+TEST(QueryStatistics, BlocksAreTheSameAsSingleQueries) {
+  constexpr std::size_t kDim = 20;  // not whole tiles
+  constexpr std::size_t kRows = 150;
+  constexpr CacheShape kOne{.num_layers = 1, .num_q_heads = 1, .num_kv_heads = 1, .head_dim = kDim};
+  std::vector<float> rows(kRows * kDim);
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    rows[i] = 1e4F * static_cast<float>(i % kDim) + std::sin(static_cast<float>(i * i % 1009));
+  for (const std::size_t size : {1U, 2U, 63U, 64U, 65U, 150U}) {
+    QueryStatistics statistics(kOne, true);
+    kvevict::Scratch scratch;
+    for (std::size_t first = 0; first < kRows; first += size) {
+      const std::size_t last = std::min(kRows, first + size);
+      std::vector<float> part(rows.data() + first * kDim, rows.data() + last * kDim);
+      EXPECT_EQ(statistics.add_rows(0, 0, part, kvevict::kernels::best(), scratch), 0U);
+    }
+    EXPECT_LT(apart_from_singles(statistics, rows), 1e-6) << size;
+  }
+}
+
+// Squares of 1e25 are no floats: 1e25 and 3e25 have the variance 1e50 all the same.
+TEST(QueryStatistics, BlocksOfLargeQueriesAreAddedInDouble) {
+  QueryStatistics statistics(kShape, true);
+  kvevict::Scratch scratch;
+  std::vector<float> rows = {1e25F, 1, 3e25F, 1};
+  EXPECT_EQ(statistics.add_rows(0, 0, rows, kvevict::kernels::best(), scratch), 0U);
+  std::vector<double> covariance(4);
+  statistics.covariance(0, 0, covariance);
+  EXPECT_NEAR(covariance[0], 1e50, 1e44);
+}
+
+// Of (1, 0), NaN, (3, 2), infinity, (2, 4) three are left, as in MeanAndCovariance.
+TEST(QueryStatistics, BlocksLeaveOutWhatIsNotFinite) {
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const bool with_covariance : {true, false}) {
+    QueryStatistics statistics(kShape, with_covariance);
+    kvevict::Scratch scratch;
+    std::vector<float> rows = {1, 0, kNaN, 0, 3, 2, 7, -kInfinity, 2, 4};
+    EXPECT_EQ(statistics.add_rows(1, 1, rows, kvevict::kernels::best(), scratch), 2U);
+    EXPECT_EQ(statistics.count(1, 1), 3U);
+    EXPECT_NEAR(statistics.mean(1, 1)[1], 2, 1e-15);
+    if (with_covariance) {
+      std::vector<double> covariance(4);
+      statistics.covariance(1, 1, covariance);
+      EXPECT_NEAR(covariance[2], 2 / 3., 1e-6);
+      EXPECT_NEAR(covariance[3], 8 / 3., 1e-6);
+    }
+  }
 }
 
 // (3, 4) and (0, 1) have lengths 5 and 1; with the other pairing of four channels (3, 0) and (4,

@@ -5,6 +5,7 @@
 
 #include <Eigen/Core>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -35,27 +36,31 @@ using DoubleMap = Eigen::Map<DoubleMatrix, Eigen::Unaligned>;
 /// `gram` [dim, dim], which is symmetric and positive semidefinite of any rank, and is overwritten:
 /// where a pivot is lost in rounding, its column is zero. Allocates nothing.
 inline void semidefinite_cholesky(double* gram, std::size_t dim, float* factor) noexcept {
-  const auto n = static_cast<Eigen::Index>(dim);
-  detail::DoubleMap rest(gram, n, n);
-  const double largest = n > 0 ? rest.diagonal().maxCoeff() : 0.0;
+  double largest = 0.0;
+  for (std::size_t i = 0; i < dim; ++i)
+    largest = std::max(largest, gram[i * dim + i]);
   const double negligible =
       largest * static_cast<double>(dim) * std::numeric_limits<double>::epsilon();
-  // Right-looking Cholesky in place: what is left of `gram` is the Schur complement.
-  for (Eigen::Index j = 0; j < n; ++j) {
-    const Eigen::Index below = n - j - 1;
-    if (!(rest(j, j) > negligible)) {
-      // Of a positive semidefinite matrix, a zero pivot's whole column is zero.
-      rest.col(j).tail(below + 1).setZero();
-      continue;
+  // Right-looking Cholesky in place: what is left of the lower triangle is the Schur complement.
+  // Column j goes to row j of the upper triangle too, where it lies side by side.
+  for (std::size_t j = 0; j < dim; ++j) {
+    double* column = gram + j * dim;
+    const double pivot = column[j];
+    // Of a positive semidefinite matrix, a zero pivot's whole column is zero.
+    const double root = pivot > negligible ? std::sqrt(pivot) : 0.0;
+    column[j] = root;
+    for (std::size_t i = j + 1; i < dim; ++i)
+      gram[i * dim + j] = column[i] = root > 0.0 ? gram[i * dim + j] / root : 0.0;
+    for (std::size_t i = j + 1; root > 0.0 && i < dim; ++i) {
+      double* row = gram + i * dim;
+      const double weight = row[j];
+      for (std::size_t c = j + 1; c <= i; ++c)
+        row[c] -= weight * column[c];
     }
-    rest(j, j) = std::sqrt(rest(j, j));
-    rest.col(j).tail(below) /= rest(j, j);
-    rest.bottomRightCorner(below, below).noalias() -=
-        rest.col(j).tail(below) * rest.col(j).tail(below).transpose();
   }
-  for (Eigen::Index row = 0; row < n; ++row) {
-    for (Eigen::Index col = 0; col < n; ++col) {
-      factor[row * n + col] = col <= row ? static_cast<float>(rest(row, col)) : 0.0F;
+  for (std::size_t row = 0; row < dim; ++row) {
+    for (std::size_t col = 0; col < dim; ++col) {
+      factor[row * dim + col] = col <= row ? static_cast<float>(gram[row * dim + col]) : 0.0F;
     }
   }
 }

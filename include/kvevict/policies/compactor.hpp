@@ -190,7 +190,7 @@ struct CompactorRecipe : CutsPrompts {
 
 // policy: Leverage
 //   | `y_i (Y^T Y + ridge I)^-1 y_i`, `y_i = (k_i - mean k) sketch`, k before rotary embedding | K
-//   | - | head | at any time | none | three passes over K, head_dim^2 a token | 2507.08143
+//   | - | head | at any time | none | one pass over K, sketch_dim head_dim a token | 2507.08143
 using Leverage = Policy<Composed<LeverageRecipe>>;
 // policy: NonCausal | `pool_3(norm(v_i) mean_h sum_chunk softmax_chunk(q_t k_i))`, no causal mask
 //   | queries of the prompt, K, V | - | head | at prompt ends

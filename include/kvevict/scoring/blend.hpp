@@ -47,7 +47,7 @@ class ZScore {
 /// lanes of the pool, which are KV heads (Compactor).
 struct BlendWithLeverage {
   static constexpr Inputs kRequiredInputs = Inputs::kKeys;
-  static constexpr std::size_t kBuffer = KeyLeverage::kKey + 1;
+  static constexpr std::size_t kBuffer = KeyLeverage::kLast + 1;
 
   KeyLeverage leverage;
   std::size_t num_sink_tokens = 0;

@@ -10,8 +10,10 @@
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/step_inputs.hpp"
+#include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/kernels/linalg.hpp"
 #include "kvevict/scoring/query_statistics.hpp"
+#include "kvevict/scoring/row_moments.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -110,33 +112,41 @@ class FutureQueries {
   /// @param rows  of the newest tokens, as attention used them
   /// @param lane  of the layer: padding has no queries
   std::size_t observe(std::size_t layer, const QueryRows& rows, const Sequence& sequence,
-                      const Lane& lane) {
+                      const Lane& lane, const kernels::KernelSet& kernel) {
     if (are_given())
       return 0;
     QueryStatistics& statistics = own_.statistics.front();
     const CacheShape& shape = statistics.shape();
     const std::size_t padding = padding_of(sequence, lane.valid);
+    const RotaryEmbedding& rotary = options_.rotary;
+    RotaryWalk walk(rotary, 1.0 / rotary.attention_scaling,
+                    own_.scratch.doubles(kWalk, RotaryWalk::num_doubles(rotary)));
+    // Blocks of rows, [num_q_heads, block, head_dim]: one row of all heads is read after another.
+    const std::size_t block = std::min(RowMoments::kBlockRows, rows.num_rows);
+    const std::size_t head_size = block * shape.head_dim;
+    const std::span<float> queries = own_.scratch.floats(kQueries, shape.num_q_heads * head_size);
+    std::size_t count = 0;
     std::size_t non_finite = 0;
-    std::vector<float>& query = own_.query;
-    query.resize(shape.head_dim);
-    std::vector<std::complex<double>>& back = own_.factors;
-    back.resize(options_.rotary.num_pairs());
     for (std::size_t r = 0; r < rows.num_rows; ++r) {
       const std::size_t behind = rows.num_rows - r;
-      const std::size_t slot = lane.seq_len - behind;
       const std::size_t position = sequence.length() - behind;
-      const bool valid = lane.has_token(slot);
-      if (!valid || position < padding + options_.num_sink_tokens)
-        continue;
-      for (std::size_t pair = 0; pair < back.size(); ++pair)
-        back[pair] = options_.rotary.factor(pair, -to_double(position - padding)) /
-                     options_.rotary.attention_scaling;
-      for (std::size_t head = 0; head < shape.num_q_heads; ++head) {
-        std::copy_n(rows.row(head, r), shape.head_dim, query.begin());
-        for (std::size_t pair = 0; pair < back.size(); ++pair)
-          options_.rotary.turn_pair(pair, back[pair], query.data());
-        non_finite += statistics.add(layer, head, query.data()) ? 0 : 1;
+      if (lane.has_token(lane.seq_len - behind) && position >= padding + options_.num_sink_tokens) {
+        const std::span<const double> back = walk.back_from(to_double(position - padding));
+        for (std::size_t head = 0; head < shape.num_q_heads; ++head) {
+          float* query = queries.data() + head * head_size + count * shape.head_dim;
+          std::copy_n(rows.row(head, r), shape.head_dim, query);
+          rotary.turn_pairs(back, query);
+        }
+        ++count;
       }
+      if (count < block && behind > 1)
+        continue;
+      for (std::size_t head = 0; head < shape.num_q_heads; ++head) {
+        non_finite += statistics.add_rows(layer, head,
+                                          queries.subspan(head * head_size, count * shape.head_dim),
+                                          kernel, own_.scratch);
+      }
+      count = 0;
     }
     return non_finite;
   }
@@ -175,7 +185,7 @@ class FutureQueries {
     // R (R S)^T = R S R^T, S being symmetric: rows are turned, the matrix is transposed, twice.
     for (int pass = 0; pass < 2; ++pass) {
       for (std::size_t row = 0; row < dim; ++row)
-        turn(factors, matrix.data() + row * dim);
+        options_.rotary.turn_pairs(factors, matrix.data() + row * dim);
       for (std::size_t i = 0; i < dim; ++i) {
         for (std::size_t j = 0; j < i; ++j)
           std::swap(matrix[i * dim + j], matrix[j * dim + i]);
@@ -189,8 +199,7 @@ class FutureQueries {
   // is memory that is kept between calls.
   struct Own {
     std::vector<QueryStatistics> statistics;  // one, or none where they are given
-    std::vector<float> query;
-    std::vector<std::complex<double>> factors;
+    Scratch scratch;
 
     void append(std::size_t /*count*/) const noexcept {}
     void apply(const KeepMask& /*mask*/) const noexcept {}
@@ -218,12 +227,16 @@ class FutureQueries {
     return to_double(sequence.length() - sequence.first_prompt_padding());
   }
 
+  // Buffers of Own; the first ones are QueryStatistics::add_rows'.
+  static constexpr std::size_t kQueries = 1;  // of floats
+  static constexpr std::size_t kWalk = 1;     // of doubles
+
   // Buffers of doubles.
   static constexpr std::size_t kRow = 0;
   static constexpr std::size_t kMatrix = 1;
   static constexpr std::size_t kFactors = 2;
 
-  // A rotation: real and imaginary part of each pair's factor.
+  // A rotation, for RotaryEmbedding::turn_pairs.
   using Factors = std::span<const double>;
 
   void turned_mean(std::size_t layer, std::size_t q_head, Factors factors, Scratch& scratch,
@@ -231,7 +244,7 @@ class FutureQueries {
     const std::span<const double> mean = statistics().mean(layer, q_head);
     const std::span<double> row = scratch.doubles(kRow, mean.size());
     std::copy(mean.begin(), mean.end(), row.begin());
-    turn(factors, row.data());
+    options_.rotary.turn_pairs(factors, row.data());
     if (options_.rotated_only) {
       const std::size_t rotary_dim = 2 * options_.rotary.num_pairs();
       std::fill(row.begin() + static_cast<std::ptrdiff_t>(rotary_dim), row.end(), 0.0);
@@ -250,14 +263,10 @@ class FutureQueries {
     const std::span<double> factors = scratch.doubles(kFactors, 2 * average_.size());
     for (std::size_t pair = 0; pair < average_.size(); ++pair) {
       const std::complex<double> factor = factor_of(pair);
-      factors[2 * pair] = factor.real();
-      factors[2 * pair + 1] = factor.imag();
+      factors[pair] = factor.real();
+      factors[average_.size() + pair] = factor.imag();
     }
     return factors;
-  }
-  void turn(Factors factors, double* row) const noexcept {
-    for (std::size_t pair = 0; pair < average_.size(); ++pair)
-      options_.rotary.turn_pair(pair, {factors[2 * pair], factors[2 * pair + 1]}, row);
   }
 
   FutureQueriesOptions options_;

@@ -44,8 +44,8 @@ class FutureQuerySignal {
     return std::numeric_limits<std::size_t>::max();  // all there are
   }
   std::size_t observe_query_rows(std::size_t layer, const QueryRows& rows, const Sequence& sequence,
-                                 const ViewRef& view, const kernels::KernelSet& /*kernel*/) {
-    return queries_.observe(layer, rows, sequence, view.lane(layer, 0));
+                                 const ViewRef& view, const kernels::KernelSet& kernel) {
+    return queries_.observe(layer, rows, sequence, view.lane(layer, 0), kernel);
   }
 
   [[nodiscard]] const FutureQueries& queries() const noexcept { return queries_; }

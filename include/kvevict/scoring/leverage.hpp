@@ -9,12 +9,15 @@
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/types.hpp"
+#include "kvevict/element_type.hpp"
 #include "kvevict/kernels/linalg.hpp"
 #include "kvevict/scoring/lane_scores.hpp"
+#include "kvevict/scoring/row_moments.hpp"
 #include "kvevict/scoring/score_input.hpp"
 #include "kvevict/scoring/weighted_rows.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -65,10 +68,10 @@ struct KeyLeverageOptions {
 /// Approximate statistical leverage of keys before rotary embedding (Compactor, arXiv 2507.08143):
 /// with K the keys of the slots [first, last) of a lane, x = (k - mean) sketch and X all of them,
 ///
-///   leverage = x (X^T X + ridge I)^-1 x^T.
+///   leverage = x (X^T X + ridge I)^-1 x^T = |C^T x|^2,  C C^T = (X^T X + ridge I)^-1.
 ///
-/// The form is that of (k - mean) with M = sketch (..)^-1 sketch^T = C C^T, which is made once per
-/// lane: |C^T (k - mean)|^2. The sums are in double; a key that is not finite is in none of them.
+/// X is made once and kept until the factor C is known. Its sums are in double; a key that is not
+/// finite is in none of them.
 class KeyLeverage {
  public:
   /// Throws InvalidArgument, naming `where` and the option.
@@ -85,49 +88,84 @@ class KeyLeverage {
     }
     detail::require(options_.sketch->size() == size, where, "sketch.size()",
                     options_.sketch->size(), "must be num_kv_heads * head_dim * sketch_dim");
+    const std::size_t m = options_.sketch_dim;
+    transposed_.resize(size);
+    for (std::size_t i = 0; i < size; ++i) {
+      const std::size_t row = i / m % shape.head_dim;
+      transposed_[i - i % (shape.head_dim * m) + i % m * shape.head_dim + row] =
+          (*options_.sketch)[i];
+    }
+    options_.sketch.reset();
   }
 
   /// Writes the leverage of the slots [first, first + out.size()) of a KV head; 0 where no token
-  /// is. Uses scratch buffers kFirstFree to kFirstFree + 3, and all of doubles.
+  /// is. Uses scratch buffers kFirstFree to kLast, and all of doubles.
   void apply(const ScoreInput& input, const Lane& lane, std::size_t mask_lane, std::size_t kv_head,
              std::size_t first, std::span<float> out) const {
     const std::size_t dim = input.sequence.shape().head_dim;
-    const std::span<double> mean = zeros(input.scratch, kMean, dim);
+    const std::size_t m = options_.sketch_dim;
+    const RowMoments moments{m, zeros(input.scratch, kMean, m).data(),
+                             zeros(input.scratch, kGram, m * m).data()};
+    const std::span<float> sketched = input.scratch.floats(kSketched, out.size() * m);
+    const std::span<float> products = input.scratch.floats(kProducts, RowMoments::num_floats(m));
+    // Keys are taken about the mean of the first ones: X is about its own mean and does not change,
+    // but a mean that is far from 0 takes no digits from it.
+    const std::span<double> means = input.scratch.doubles(kMeans, dim + m);
+    const std::span<double> origin = means.first(dim);
+    const float* transposed = transposed_.data() + kv_head * dim * m;
     std::size_t count = 0;
-    visit_keys(input, lane, mask_lane, first, out, [&](const float* key, std::size_t) {
-      for (std::size_t c = 0; c < dim; ++c)
-        mean[c] += static_cast<double>(key[c]);
-      ++count;
+    visit_keys(input, lane, mask_lane, first, out, [&](std::span<float> keys) {
+      if (count == 0)
+        find_mean(keys, origin);
+      centre(origin, keys);
+      float* const x = sketched.data() + count * m;
+      const std::size_t num_keys = keys.size() / dim;
+      input.kernel.row_dots(
+          keys.data(), num_keys, static_cast<std::ptrdiff_t>(dim),
+          {transposed, static_cast<std::ptrdiff_t>(dim * sizeof(float)), m, dim, ElementType::kF32},
+          x, static_cast<std::ptrdiff_t>(m));
+      moments.add_rows(count, x, num_keys, input.kernel, products, means.subspan(dim, m));
+      count += num_keys;
     });
-    for (double& x : mean)
-      x /= static_cast<double>(std::max<std::size_t>(1, count));
-    const std::span<double> scatter = zeros(input.scratch, kScatter, dim * dim);
-    visit_keys(input, lane, mask_lane, first, out, [&](float* key, std::size_t) {
-      centre(mean, key);
-      kernels::add_outer_product(1.0, key, dim, scatter.data());
-    });
-    kernels::mirror_lower(scatter.data(), dim);
-    const std::span<float> factor = input.scratch.floats(kFactor, dim * dim);
-    find_factor(kv_head, dim, input.scratch, scatter, factor);
-    visit_keys(input, lane, mask_lane, first, out, [&](float* key, std::size_t slot) {
-      centre(mean, key);
-      float norm = 0.0F;
-      input.kernel.projected_norms(factor.data(), {key, 0, 1, dim, ElementType::kF32}, &norm);
-      out[slot - first] = norm * norm;
-    });
+    const std::span<float> factor = input.scratch.floats(kProducts, m * m);
+    find_factor({moments.products, m * m}, factor);
+    centre({moments.mean, m}, sketched.first(count * m));
+    // Lengths in the place of the rows that they are of.
+    for (std::size_t row = 0; row < count; row += kBlock) {
+      const std::size_t num_rows = std::min(kBlock, count - row);
+      std::array<float, kBlock> lengths;
+      input.kernel.projected_norms(
+          factor.data(),
+          {sketched.data() + row * m, static_cast<std::ptrdiff_t>(m * sizeof(float)), num_rows, m,
+           ElementType::kF32},
+          lengths.data());
+      std::copy_n(lengths.begin(), num_rows, sketched.data() + row);
+    }
+    const float* length = sketched.data();
+    for (float& leverage : out) {
+      if (leverage == kIsKey) {
+        leverage = *length * *length;
+        ++length;
+      }
+    }
   }
 
   static constexpr std::size_t kGathered = LaneScores::kFirstFree;
   static constexpr std::size_t kWidened = kGathered + 1;
-  static constexpr std::size_t kFactor = kGathered + 2;
-  static constexpr std::size_t kKey = kGathered + 3;
+  static constexpr std::size_t kKeys = kGathered + 2;
+  static constexpr std::size_t kProducts = kGathered + 3;
+  static constexpr std::size_t kSketched = kGathered + 4;
+  static constexpr std::size_t kLast = kSketched;
 
  private:
+  static constexpr std::size_t kBlock = RowMoments::kBlockRows;
+  static constexpr float kIsKey = 1.0F;  // in the place of a score that is yet to come
+
   // Buffers of doubles.
   static constexpr std::size_t kMean = 0;
-  static constexpr std::size_t kScatter = 1;
-  static constexpr std::size_t kProduct = 2;
-  static constexpr std::size_t kGram = 3;
+  static constexpr std::size_t kGram = 1;
+  static constexpr std::size_t kMeans = 2;
+  static constexpr std::size_t kWalk = 3;
 
   [[nodiscard]] static std::span<double> zeros(Scratch& scratch, std::size_t buffer,
                                                std::size_t size) {
@@ -135,13 +173,17 @@ class KeyLeverage {
     std::fill(all.begin(), all.end(), 0.0);
     return all;
   }
-  // Calls visit(key, slot) with every finite key as it was before rotary embedding; a slot without
-  // one gets its score here.
+  // Calls visit(keys) with the finite keys as they were before rotary embedding, kBlock at a time.
+  // Their slots get kIsKey, slots without one their score.
   template <class Visit>
   void visit_keys(const ScoreInput& input, const Lane& lane, std::size_t mask_lane,
                   std::size_t first, std::span<float> out, Visit&& visit) const {
     const std::size_t dim = input.sequence.shape().head_dim;
-    float* const key = input.scratch.floats(kKey, dim).data();
+    const auto padding = static_cast<double>(input.sequence.first_prompt_padding());
+    const std::span<float> keys = input.scratch.floats(kKeys, kBlock * dim);
+    RotaryWalk walk(options_.rotary, 1.0,
+                    input.scratch.doubles(kWalk, RotaryWalk::num_doubles(options_.rotary)));
+    std::size_t count = 0;
     for_each_row(
         lane.keys, dim, first, first + out.size(), input.kernel, input.scratch.vector(kGathered),
         input.scratch.vector(kWidened), [&](const float* row, std::size_t slot) {
@@ -153,58 +195,47 @@ class KeyLeverage {
             out[slot - first] = std::numeric_limits<float>::quiet_NaN();
             return;
           }
+          out[slot - first] = kIsKey;
+          float* const key = keys.data() + count * dim;
           std::copy_n(row, dim, key);
-          const auto position = static_cast<double>(input.sequence.position(mask_lane, slot));
-          const auto padding = static_cast<double>(input.sequence.first_prompt_padding());
-          options_.rotary.turn(padding - position, key);
-          visit(key, slot);
+          if (options_.rotary.num_pairs() > 0) {
+            const auto position = static_cast<double>(input.sequence.position(mask_lane, slot));
+            options_.rotary.turn_pairs(walk.back_from(position - padding), key);
+          }
+          if (++count == kBlock) {
+            visit(keys);
+            count = 0;
+          }
         });
+    if (count > 0)
+      visit(keys.first(count * dim));
   }
-  static void centre(std::span<const double> mean, float* key) noexcept {
-    for (std::size_t c = 0; c < mean.size(); ++c)
-      key[c] = static_cast<float>(static_cast<double>(key[c]) - mean[c]);
+  static void find_mean(std::span<const float> rows, std::span<double> mean) noexcept {
+    std::fill(mean.begin(), mean.end(), 0.0);
+    const auto num_rows = static_cast<double>(rows.size() / mean.size());
+    for (std::size_t i = 0; i < rows.size(); i += mean.size()) {
+      for (std::size_t c = 0; c < mean.size(); ++c)
+        mean[c] += static_cast<double>(rows[i + c]) / num_rows;
+    }
   }
-  // C of C C^T = S (S^T G S + ridge I)^-1 S^T, G the scatter of the keys about their mean, which is
-  // overwritten.
-  void find_factor(std::size_t kv_head, std::size_t dim, Scratch& scratch,
-                   std::span<double> scatter, std::span<float> factor) const {
+  static void centre(std::span<const double> mean, std::span<float> rows) noexcept {
+    for (std::size_t i = 0; i < rows.size(); i += mean.size()) {
+      for (std::size_t c = 0; c < mean.size(); ++c)
+        rows[i + c] = static_cast<float>(static_cast<double>(rows[i + c]) - mean[c]);
+    }
+  }
+  // C of C C^T = (gram + ridge I)^-1; the lower triangle of `gram` is given, and overwritten.
+  void find_factor(std::span<double> gram, std::span<float> factor) const noexcept {
     const std::size_t m = options_.sketch_dim;
-    const float* sketch = options_.sketch->data() + kv_head * dim * m;
-    std::span<double> product = zeros(scratch, kProduct, dim * m);  // G S
-    for (std::size_t i = 0; i < dim; ++i) {
-      for (std::size_t c = 0; c < dim; ++c) {
-        for (std::size_t j = 0; j < m; ++j)
-          product[i * m + j] += scatter[i * dim + c] * static_cast<double>(sketch[c * m + j]);
-      }
-    }
-    const std::span<double> gram = zeros(scratch, kGram, m * m);  // S^T G S
-    for (std::size_t c = 0; c < dim; ++c) {
-      for (std::size_t i = 0; i < m; ++i) {
-        for (std::size_t j = 0; j < m; ++j)
-          gram[i * m + j] += static_cast<double>(sketch[c * m + i]) * product[c * m + j];
-      }
-    }
+    kernels::mirror_lower(gram.data(), m);
     for (std::size_t i = 0; i < m; ++i)
       gram[i * m + i] += options_.ridge;
     kernels::invert_definite(gram.data(), m);
-    product = zeros(scratch, kProduct, dim * m);  // S (..)^-1
-    for (std::size_t c = 0; c < dim; ++c) {
-      for (std::size_t i = 0; i < m; ++i) {
-        for (std::size_t j = 0; j < m; ++j)
-          product[c * m + j] += static_cast<double>(sketch[c * m + i]) * gram[i * m + j];
-      }
-    }
-    std::fill(scatter.begin(), scatter.end(), 0.0);
-    for (std::size_t c = 0; c < dim; ++c) {
-      for (std::size_t d = 0; d < dim; ++d) {
-        for (std::size_t j = 0; j < m; ++j)
-          scatter[c * dim + d] += product[c * m + j] * static_cast<double>(sketch[d * m + j]);
-      }
-    }
-    kernels::semidefinite_cholesky(scatter.data(), dim, factor.data());
+    kernels::semidefinite_cholesky(gram.data(), m, factor.data());
   }
 
   KeyLeverageOptions options_;
+  std::vector<float> transposed_;  // the sketch [num_kv_heads, sketch_dim, head_dim]
 };
 
 /// KeyLeverage of all that is cached, as a signal: [1 per KV head, seq_len].

@@ -4,8 +4,11 @@
 #include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/rotary.hpp"
+#include "kvevict/core/scratch.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/kernels/linalg.hpp"
+#include "kvevict/scoring/row_moments.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -70,29 +73,33 @@ class QueryStatistics {
         return false;
     }
     const std::size_t h = head(layer, q_head);
-    const auto n = static_cast<double>(++counts_[h]);
-    double* mean = means_.data() + h * dim;
-    if (with_covariance_) {
-      // Welford: with d the distance to the mean before, (n - 1) / n d d^T is what the sum of
-      // products about the mean gains.
-      double* sums = products_.data() + h * dim * dim;
-      for (std::size_t i = 0; i < dim; ++i) {
-        const double factor = (n - 1.0) / n * (static_cast<double>(query[i]) - mean[i]);
-        for (std::size_t j = 0; j <= i; ++j)
-          sums[i * dim + j] += factor * (static_cast<double>(query[j]) - mean[j]);
-      }
-    }
-    const double share = 1.0 / n;
-    for (std::size_t c = 0; c < dim; ++c)
-      mean[c] += (static_cast<double>(query[c]) - mean[c]) * share;
-    double* lengths = lengths_.data() + h * num_bands();
-    for (std::size_t band = 0; band < num_bands(); ++band) {
-      const auto [c, d] = rotary_.channels(band);
-      const auto x = static_cast<double>(query[c]);  // squares of floats fit a double
-      const auto y = static_cast<double>(query[d]);
-      lengths[band] += (std::sqrt(x * x + y * y) - lengths[band]) * share;
-    }
+    moments(h).add_row(counts_[h], query);
+    add_lengths(h, query);
     return true;
+  }
+  /// The same for queries [num_rows, head_dim], whose products are made together. Returns how many
+  /// were left out; `rows` is overwritten.
+  /// @param scratch  buffer 0 of floats and of doubles
+  std::size_t add_rows(std::size_t layer, std::size_t q_head, std::span<float> rows,
+                       const kernels::KernelSet& kernel, Scratch& scratch) {
+    const std::size_t dim = shape_.head_dim;
+    const std::size_t num_rows = rows.size() / dim;
+    std::size_t finite = 0;
+    for (std::size_t r = 0; r < num_rows; ++r) {
+      const float* row = rows.data() + r * dim;
+      if (!std::isfinite(kernel.sum(row, dim)))  // in double, which sums of floats do not leave
+        continue;
+      if (finite != r)
+        std::copy_n(row, dim, rows.data() + finite * dim);
+      ++finite;
+    }
+    const std::size_t h = head(layer, q_head);
+    const std::size_t num_floats = with_covariance_ ? RowMoments::num_floats(dim) : 0;
+    moments(h).add_rows(counts_[h], rows.data(), finite, kernel, scratch.floats(0, num_floats),
+                        scratch.doubles(0, dim));
+    for (std::size_t r = 0; r < finite; ++r)
+      add_lengths(h, rows.data() + r * dim);
+    return num_rows - finite;
   }
   /// Adds what `other` gathered, as if its queries had been added here. Throws InvalidArgument for
   /// statistics of another shape or of other things.
@@ -106,22 +113,10 @@ class QueryStatistics {
     for (std::size_t h = 0; h < counts_.size(); ++h) {
       if (other.counts_[h] == 0)
         continue;
-      const auto before = static_cast<double>(counts_[h]);
-      const auto added = static_cast<double>(other.counts_[h]);
-      counts_[h] += other.counts_[h];
-      const double share = added / (before + added);
-      double* mean = means_.data() + h * dim;
-      const double* mean_added = other.means_.data() + h * dim;
-      // Products about the common mean gain before * added / n d d^T, d the distance of the means.
-      for (std::size_t i = 0; with_covariance_ && i < dim; ++i) {
-        for (std::size_t j = 0; j <= i; ++j) {
-          const std::size_t at = (h * dim + i) * dim + j;
-          products_[at] += other.products_[at] +
-                           before * share * (mean_added[i] - mean[i]) * (mean_added[j] - mean[j]);
-        }
-      }
-      for (std::size_t c = 0; c < dim; ++c)
-        mean[c] += share * (mean_added[c] - mean[c]);
+      const std::size_t added = other.counts_[h];
+      moments(h).merge(counts_[h], added, other.means_.data() + h * dim, other.products(h).data());
+      counts_[h] += added;
+      const double share = static_cast<double>(added) / static_cast<double>(counts_[h]);
       for (std::size_t at = h * num_bands(); at < (h + 1) * num_bands(); ++at)
         lengths_[at] += share * (other.lengths_[at] - lengths_[at]);
     }
@@ -166,6 +161,22 @@ class QueryStatistics {
  private:
   [[nodiscard]] std::size_t head(std::size_t layer, std::size_t q_head) const noexcept {
     return layer * shape_.num_q_heads + q_head;
+  }
+  [[nodiscard]] RowMoments moments(std::size_t h) noexcept {
+    const std::size_t dim = shape_.head_dim;
+    return {dim, means_.data() + h * dim,
+            with_covariance_ ? products_.data() + h * dim * dim : nullptr};
+  }
+  // Counts a query.
+  void add_lengths(std::size_t h, const float* query) noexcept {
+    const double share = 1.0 / static_cast<double>(++counts_[h]);
+    double* lengths = lengths_.data() + h * num_bands();
+    for (std::size_t band = 0; band < num_bands(); ++band) {
+      const auto [c, d] = rotary_.channels(band);
+      const auto x = static_cast<double>(query[c]);  // squares of floats fit a double
+      const auto y = static_cast<double>(query[d]);
+      lengths[band] += (std::sqrt(x * x + y * y) - lengths[band]) * share;
+    }
   }
   [[nodiscard]] std::span<const double> products(std::size_t h) const noexcept {
     const std::size_t size = with_covariance_ ? shape_.head_dim * shape_.head_dim : 0;
