@@ -227,6 +227,48 @@ TEST(NonCausal, KeepsTheBestAtTheEndOfThePrompt) {
     EXPECT_EQ(mask(chunk), expected) << chunk;
 }
 
+// Chunks of more queries than are multiplied at once, 0 .. 69 and 70 .. 99, against the definition
+// in double.
+TEST(NonCausal, LongChunksFollowTheDefinition) {
+  Random random(8);
+  WindowCache cache(kModel, 100);
+  cache.fill(random);
+  const WindowQueries queries(kModel, 100, random);
+  NonCausal policy({.chunk_len = 70, .pool_kernel_size = 1}, kModel);
+  feed_prompt(policy, cache, 100, queries, 33);
+  const auto dot = [](const float* a, const float* b) {
+    double sum = 0;
+    for (std::size_t c = 0; c < 4; ++c)
+      sum += static_cast<double>(a[c]) * static_cast<double>(b[c]);
+    return sum;
+  };
+  for (std::size_t lane = 0; lane < 4; ++lane) {
+    const std::size_t layer = lane / 2;
+    std::vector<double> expected(100, 0.0);
+    for (std::size_t t = 0; t < 100; ++t) {
+      const std::size_t first = t < 70 ? 0 : 70;
+      const std::size_t last = t < 70 ? 70 : 100;
+      for (const std::size_t head : {2 * (lane % 2), 2 * (lane % 2) + 1}) {
+        const float* query = queries.rows(layer, 0, 100).row(head, t);
+        std::vector<double> row;
+        double sum = 0;
+        for (std::size_t i = first; i < last; ++i) {
+          row.push_back(std::exp(dot(query, cache.key(layer, lane % 2, i))));
+          sum += row.back();
+        }
+        for (std::size_t i = first; i < last; ++i)
+          expected[i] += row[i - first] / sum / 2;
+      }
+    }
+    const std::vector<float> scores = scores_of(policy, cache, lane);
+    for (std::size_t i = 0; i < 100; ++i) {
+      const float* value = cache.value(layer, lane % 2, i);
+      expected[i] *= std::sqrt(dot(value, value));
+      EXPECT_NEAR(static_cast<double>(scores[i]), expected[i], 1e-5 * (1e-3 + expected[i])) << i;
+    }
+  }
+}
+
 TEST(NonCausal, RefusesOptionsAndNamesThem) {
   EXPECT_TRUE(
       refuses([] { NonCausal({.chunk_len = 0}, kScalar); }, {"NonCausal", "chunk_len", "0"}));

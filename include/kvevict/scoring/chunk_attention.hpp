@@ -150,19 +150,31 @@ class ChunkAttention {
     const std::size_t width = open.slots.back() + 1 - first;  // padding may lie between
     const std::size_t group = shape.group_size();
     const std::size_t missing = options_.padded_last_chunk ? options_.chunk_len - count : 0;
+    const float weight = 1.0F / static_cast<float>(group);
     std::size_t non_finite = 0;
-    logits_.resize(width);
+    queries_.resize(kQueries * shape.head_dim);
+    logits_.resize(kQueries * width);
     for (std::size_t head = 0; head < shape.num_q_heads; ++head) {
       const Lane lane = view.lane(layer, head / group);
       float* column = columns_.of(layer, head / group).data() + first;
-      for (std::size_t t = 0; t < count; ++t) {
-        const float* query = open.queries.data() + (t * shape.num_q_heads + head) * shape.head_dim;
+      for (std::size_t t = 0; t < count; t += kQueries) {
+        const std::size_t num_queries = std::min(kQueries, count - t);
+        for (std::size_t q = 0; q < num_queries; ++q) {
+          const float* query =
+              open.queries.data() + ((t + q) * shape.num_q_heads + head) * shape.head_dim;
+          std::copy_n(query, shape.head_dim, queries_.data() + q * shape.head_dim);
+        }
         for_each_row_block(lane.keys, shape.head_dim, first, first + width, kernel, gathered_,
                            [&](const kernels::RowBlock& rows, std::size_t slot) {
-                             kernel.row_dots(query, 1, 0, rows, logits_.data() + (slot - first), 0);
+                             kernel.row_dots(queries_.data(), num_queries,
+                                             static_cast<std::ptrdiff_t>(shape.head_dim), rows,
+                                             logits_.data() + (slot - first),
+                                             static_cast<std::ptrdiff_t>(width));
                            });
-        non_finite +=
-            add_row(lane, first, missing, kernel, 1.0F / static_cast<float>(group), column);
+        for (std::size_t q = 0; q < num_queries; ++q) {
+          const std::span<float> logits = std::span(logits_).subspan(q * width, width);
+          non_finite += add_row(lane, first, missing, kernel, weight, logits, column);
+        }
       }
       // Queries of 0 give every column of the filled chunk the same.
       const auto share =
@@ -174,33 +186,36 @@ class ChunkAttention {
     open.slots.clear();
     return non_finite;
   }
-  // Adds the softmax of logits_, among `missing` further logits of 0, to the column.
-  std::size_t add_row(const Lane& lane, std::size_t first, std::size_t missing,
-                      const kernels::KernelSet& kernel, float weight, float* column) {
-    std::size_t non_finite = 0;
-    for (std::size_t i = 0; i < logits_.size(); ++i) {
-      if (!lane.has_token(first + i)) {
-        logits_[i] = -std::numeric_limits<float>::infinity();
-      } else if (!std::isfinite(logits_[i])) {
-        ++non_finite;
-      }
+  // Adds the softmax of `logits`, among `missing` further ones of 0, to the column.
+  static std::size_t add_row(const Lane& lane, std::size_t first, std::size_t missing,
+                             const kernels::KernelSet& kernel, float weight,
+                             std::span<float> logits, float* column) {
+    for (std::size_t i = 0; i < logits.size() && !lane.valid.empty(); ++i) {
+      if (!lane.has_token(first + i))
+        logits[i] = -std::numeric_limits<float>::infinity();
     }
-    float largest = kernel.max_value(logits_.data(), logits_.size());
+    float largest;
+    const std::size_t non_finite = kernel.scale_logits(1.0F, logits.size(), logits.data(), largest);
     if (missing > 0)
       largest = std::max(largest, 0.0F);
     if (largest == -std::numeric_limits<float>::infinity())
       return non_finite;
-    double sum = kernel.exp_shifted(largest, logits_.size(), logits_.data());
+    double sum = kernel.exp_shifted(largest, logits.size(), logits.data());
     sum += static_cast<double>(missing) * std::exp(-static_cast<double>(largest));
-    kernel.add(static_cast<float>(static_cast<double>(weight) / sum), logits_.data(),
-               logits_.size(), column);
+    kernel.add(static_cast<float>(static_cast<double>(weight) / sum), logits.data(), logits.size(),
+               column);
     return non_finite;
   }
+
+  // Of one head, multiplied with the chunk's keys at once: as many as leave room in L1.
+  static constexpr std::size_t kQueries = 32;
 
   ChunkAttentionOptions options_;
   SlotArray columns_;
   Pending pending_;
-  std::vector<float> logits_;
+  // Memory that is kept between calls.
+  std::vector<float> queries_;  // [kQueries, head_dim]
+  std::vector<float> logits_;   // [kQueries, slots of the chunk]
   std::vector<float> gathered_;
 };
 
