@@ -229,6 +229,22 @@ void rows_in_memory() {
   add_for_every_isa("kernel/row_variances", work, [&](const kernels::KernelSet& k) {
     k.row_variances(block(rows.data(), kRows, ElementType::kF32), out.data());
   });
+  std::vector<float>& low = keep(normal_values(kDim, 11));
+  std::vector<float>& scales = keep(std::vector<float>(kDim, 0.2F));
+  add("kernel/scaled_variance", "naive", {}, [&] {
+    const Eigen::Map<const Eigen::ArrayXf> first(low.data(), kDim);
+    const Eigen::Map<const Eigen::ArrayXf> scale(scales.data(), kDim);
+    for (std::size_t i = 0; i < kRows; ++i) {
+      Eigen::ArrayXf scaled =
+          (Eigen::Map<const Eigen::ArrayXf>(rows.data() + i * kDim, kDim) - first) * scale;
+      scaled = scaled.isFinite().select(scaled, 0.0F);
+      out[i] = (scaled - scaled.mean()).square().sum() / float{kDim - 1};
+    }
+  });
+  add_for_every_isa("kernel/scaled_variance", work, [&](const kernels::KernelSet& k) {
+    for (std::size_t i = 0; i < kRows; ++i)
+      out[i] = k.scaled_variance(rows.data() + i * kDim, low.data(), scales.data(), kDim);
+  });
 }
 
 // Passes over one value per slot, in L2.
@@ -345,16 +361,6 @@ void more_passes() {
       [&] {
         map(y) = map(y).min(map(x));
         map(z) = map(z).max(map(x));
-      });
-  row(
-      "scale_channels", 16,
-      [&](const kernels::KernelSet& k) {
-        std::memcpy(out.data(), x.data(), 4 * kSlots);
-        k.scale_channels(y.data(), z.data(), kSlots, out.data());
-      },
-      [&] {
-        map(out) = (map(x) - map(y)) / map(z);
-        map(out) = map(out).isFinite().select(map(out), 0.0F);
       });
   row(
       "soft_cap", 8, [&](const kernels::KernelSet& k) { k.soft_cap(30.0F, kSlots, x.data()); },

@@ -12,6 +12,7 @@
 #include <initializer_list>
 #include <iterator>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -782,7 +783,7 @@ TEST_P(Kernels, StandardiseIsExactInDouble) {
   }
 }
 
-TEST_P(Kernels, RangesPassOverNanAndScalingGivesZeroWhereNothingIsLeft) {
+TEST_P(Kernels, RangesPassOverNan) {
   for (const std::size_t n : lengths()) {
     std::vector<float> x = make(n, Values::kHeavyTail, 67);
     for (std::size_t i = 1; i < n; i += 5)
@@ -797,16 +798,61 @@ TEST_P(Kernels, RangesPassOverNanAndScalingGivesZeroWhereNothingIsLeft) {
     }
     EXPECT_TRUE(low.guards_untouched());
     EXPECT_TRUE(high.guards_untouched());
-    std::vector<float> divisors = make(n, Values::kHeavyTail, 73);
-    for (std::size_t i = 0; i < n; i += 4)
-      divisors[i] = i % 8 == 0 ? kInf : 0.0F;
-    Placed scaled(x, 4);
-    set().scale_channels(y.data(), divisors.data(), n, scaled.data());
-    for (std::size_t i = 0; i < n; ++i) {
-      const float quotient = (x[i] - y[i]) / divisors[i];
-      EXPECT_EQ(scaled.values()[i], std::isfinite(quotient) ? quotient : 0.0F);
+  }
+}
+
+// Against double, from the products as float. What all channels have in common, one that is far
+// off (the first of them too) and sums of squares beyond a float take nothing from the result.
+TEST_P(Kernels, ScaledVariancesMatchDoubleAndSkipWhatIsNotFinite) {
+  for (const std::size_t n : {1U, 2U, 7U, 8U, 9U, 64U, 80U, 127U, 128U, 200U, 256U, 512U, 600U}) {
+    const std::vector<float> low = make(n, Values::kUniform, 71);
+    for (const float offset : {0.0F, 1e3F, -3e6F}) {
+      for (const float far : {0.0F, 1e5F, 1e18F}) {
+        for (const std::size_t place : {std::size_t{0}, n / 2, n - 1}) {
+          std::vector<float> scales(n, 2.0F);
+          std::vector<float> x = make(n, Values::kHeavyTail, 67);
+          for (std::size_t i = 0; i < n; ++i) {
+            x[i] += offset;
+            scales[i] += static_cast<float>(i % 3) * 1e-3F;
+          }
+          x[place] += far;
+          if (offset == 0.0F) {
+            for (std::size_t i = 3; i < n; i += 7) {
+              x[i] = i % 2 == 0 ? kNan : kInf;
+              scales[i - 1] = i % 3 == 0 ? kInf : kNan;
+            }
+          }
+          std::vector<double> scaled;
+          for (std::size_t i = 0; i < n; ++i) {
+            const float product = (x[i] - low[i]) * scales[i];
+            scaled.push_back(std::isfinite(product) ? static_cast<double>(product) : 0.0);
+          }
+          const double mean =
+              std::accumulate(scaled.begin(), scaled.end(), 0.0) / static_cast<double>(n);
+          double variance = 0.0;
+          for (const double y : scaled)
+            variance += n > 1 ? (y - mean) * (y - mean) / static_cast<double>(n - 1) : 0.0;
+          const float actual = set().scaled_variance(x.data(), low.data(), scales.data(), n);
+          EXPECT_NEAR(static_cast<double>(actual), variance, 2e-6 * variance)
+              << n << " " << offset << " " << far << " " << place;
+        }
+      }
     }
-    EXPECT_TRUE(scaled.guards_untouched());
+    // All channels are the same.
+    const std::vector<float> same(n, 1e6F);
+    const std::vector<float> zero(n, 0.0F);
+    const std::vector<float> thousand(n, 1e3F);
+    EXPECT_EQ(set().scaled_variance(same.data(), zero.data(), thousand.data(), n), 0.0F);
+    // Sums of squares beyond a float from n = 341 on: half at 0, half at 2e18.
+    std::vector<float> halves(n, 0.0F);
+    std::fill(halves.begin() + static_cast<std::ptrdiff_t>(n / 2), halves.end(), 2e18F);
+    const std::vector<float> one(n, 1.0F);
+    if (n % 2 == 0) {
+      const double expected = 1e36 * static_cast<double>(n) / static_cast<double>(n - 1);
+      EXPECT_NEAR(
+          static_cast<double>(set().scaled_variance(halves.data(), zero.data(), one.data(), n)),
+          expected, 2e-6 * expected);
+    }
   }
 }
 

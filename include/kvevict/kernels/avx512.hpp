@@ -656,7 +656,7 @@ inline constexpr KernelSet kSet{
     .standardise = avx2::standardise,
     .scale_logits = scale_logits,
     .take_ranges = avx2::take_ranges,
-    .scale_channels = avx2::scale_channels,
+    .scaled_variance = avx2::scaled_variance,
     .soft_cap = soft_cap,
     .exp_shifted = exp_shifted,
     .add = add,

@@ -112,8 +112,10 @@ struct KernelSet {
   /// low[i] = min(low[i], x[i]) and high[i] = max(high[i], x[i]), NaN passed over.
   void (*take_ranges)(const float* x, std::size_t n, float* low, float* high) noexcept;
 
-  /// x[i] = (x[i] - low[i]) / divisors[i]; 0 where that is not finite.
-  void (*scale_channels)(const float* low, const float* divisors, std::size_t n, float* x) noexcept;
+  /// Sample variance (divisor n - 1) of (x[i] - low[i]) * scales[i], 0 where that is not finite;
+  /// 0 where n is 1. Two passes.
+  float (*scaled_variance)(const float* x, const float* low, const float* scales,
+                           std::size_t n) noexcept;
 
   /// x[i] = cap * tanh(x[i] / cap), the logit soft cap of Gemma-like models; cap > 0.
   void (*soft_cap)(float cap, std::size_t n, float* x) noexcept;

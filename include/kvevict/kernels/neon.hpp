@@ -434,7 +434,7 @@ inline constexpr KernelSet kSet{
     .standardise = scalar::standardise,
     .scale_logits = scale_logits,
     .take_ranges = scalar::take_ranges,
-    .scale_channels = scalar::scale_channels,
+    .scaled_variance = scalar::scaled_variance,
     .soft_cap = soft_cap,
     .exp_shifted = exp_shifted,
     .add = add,

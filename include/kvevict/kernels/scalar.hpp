@@ -206,12 +206,24 @@ inline void take_ranges(const float* x, std::size_t n, float* low, float* high) 
   }
 }
 
-inline void scale_channels(const float* low, const float* divisors, std::size_t n,
-                           float* x) noexcept {
+/// A channel of scaled_variance.
+[[nodiscard]] inline float scaled_channel(float x, float low, float scale) noexcept {
+  const float scaled = (x - low) * scale;
+  return std::isfinite(scaled) ? scaled : 0.0F;
+}
+
+[[nodiscard]] inline float scaled_variance(const float* x, const float* low, const float* scales,
+                                           std::size_t n) noexcept {
+  double sum = 0.0;
+  for (std::size_t i = 0; i < n; ++i)
+    sum += static_cast<double>(scaled_channel(x[i], low[i], scales[i]));
+  const double mean = sum / static_cast<double>(n);
+  double squares = 0.0;
   for (std::size_t i = 0; i < n; ++i) {
-    const float scaled = (x[i] - low[i]) / divisors[i];
-    x[i] = std::isfinite(scaled) ? scaled : 0.0F;
+    const double difference = static_cast<double>(scaled_channel(x[i], low[i], scales[i])) - mean;
+    squares += difference * difference;
   }
+  return n > 1 ? static_cast<float>(squares / static_cast<double>(n - 1)) : 0.0F;
 }
 
 inline std::size_t scale_logits(float factor, std::size_t n, float* x, float& largest) noexcept {
@@ -394,7 +406,7 @@ inline constexpr KernelSet kSet{
     .standardise = standardise,
     .scale_logits = scale_logits,
     .take_ranges = take_ranges,
-    .scale_channels = scale_channels,
+    .scaled_variance = scaled_variance,
     .soft_cap = soft_cap,
     .exp_shifted = exp_shifted,
     .add = add,

@@ -11,34 +11,49 @@
 
 KVEVICT_NAMESPACE_BEGIN
 
-/// The range of every channel in `rows` [tokens, dim]: `ranges` [2, dim] holds the least values and
-/// then the largest. NaN is passed over.
-inline void take_channel_ranges(std::span<const float> rows, std::size_t dim,
-                                const kernels::KernelSet& kernel,
-                                std::span<float> ranges) noexcept {
-  const std::span<float> low = ranges.first(dim);
-  const std::span<float> high = ranges.subspan(dim, dim);
-  std::fill(low.begin(), low.end(), std::numeric_limits<float>::infinity());
-  std::fill(high.begin(), high.end(), -std::numeric_limits<float>::infinity());
-  for (std::size_t i = 0; i < rows.size(); i += dim)
-    kernel.take_ranges(rows.data() + i, dim, low.data(), high.data());
-}
-
-/// rows = (rows - low) / (high - low + epsilon), channel by channel. A channel of range 0 becomes
-/// 0, and so does any result that is not finite.
-/// @param ranges  [2, dim] as taken; what they are afterwards is unspecified
-inline void scale_by_channel_ranges(std::span<float> ranges, std::size_t dim, float epsilon,
-                                    const kernels::KernelSet& kernel,
-                                    std::span<float> rows) noexcept {
-  const std::span<float> low = ranges.first(dim);
-  const std::span<float> divisors = ranges.subspan(dim, dim);
-  for (std::size_t c = 0; c < dim; ++c) {
-    const float range = divisors[c] - low[c];
-    divisors[c] = range == 0.0F ? std::numeric_limits<float>::infinity() : range + epsilon;
+/// The range [low, high] of every channel of some rows, and how far other rows deviate once they
+/// are scaled by it. `memory` [2, dim] of the caller holds it.
+class ChannelRanges {
+ public:
+  ChannelRanges(std::span<float> memory, const kernels::KernelSet& kernel) noexcept
+      : low_(memory.first(memory.size() / 2)),
+        high_(memory.subspan(memory.size() / 2)),
+        kernel_(&kernel) {
+    clear();
   }
-  for (std::size_t i = 0; i < rows.size(); i += dim)
-    kernel.scale_channels(low.data(), divisors.data(), dim, rows.data() + i);
-}
+
+  /// Of no rows.
+  void clear() noexcept {
+    std::fill(low_.begin(), low_.end(), std::numeric_limits<float>::infinity());
+    std::fill(high_.begin(), high_.end(), -std::numeric_limits<float>::infinity());
+  }
+  /// Takes in a row [dim]; NaN is passed over.
+  void take(const float* row) noexcept {
+    kernel_->take_ranges(row, low_.size(), low_.data(), high_.data());
+  }
+  /// Ends taking rows: from now on x is scaled to (x - low) / (high - low + epsilon), 0 in a
+  /// channel of range 0 (or of one whose inverse is no float) and where the result is not finite.
+  void finish(float epsilon) noexcept {
+    for (std::size_t c = 0; c < low_.size(); ++c) {
+      const float range = high_[c] - low_[c];
+      high_[c] = range == 0.0F ? 0.0F : 1.0F / (range + epsilon);
+    }
+  }
+  /// In place of finish(): x stays as it is, 0 where it is not finite.
+  void finish_unscaled() noexcept {
+    std::fill(low_.begin(), low_.end(), 0.0F);
+    std::fill(high_.begin(), high_.end(), 1.0F);
+  }
+  /// Sample variance over the channels of a row [dim] once it is scaled; 0 where dim is 1.
+  [[nodiscard]] float variance(const float* row) const noexcept {
+    return kernel_->scaled_variance(row, low_.data(), high_.data(), low_.size());
+  }
+
+ private:
+  std::span<float> low_;
+  std::span<float> high_;  // what is multiplied with, from finish() on
+  const kernels::KernelSet* kernel_;
+};
 
 KVEVICT_NAMESPACE_END
 

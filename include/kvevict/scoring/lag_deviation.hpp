@@ -46,11 +46,12 @@ class LagDeviation {
 
   /// Adds u to `out` [seq_len] for the tokens of every chunk that reaches slot `first_slot` or
   /// further; a score does not depend on what lies behind its chunk, so later chunks can be
-  /// scored alone. O(layers * kv_heads * slots * dim). Uses scratch buffers 0 to 5.
+  /// scored alone. O(layers * kv_heads * slots * dim). Uses scratch buffers 0 to 3.
   void add(KvPart part, std::size_t first_slot, std::span<float> out) {
     const std::size_t dim = dim_of(shape_, part);
+    ChannelRanges ranges(scratch_.floats(3, 2 * dim), kernel_);
     for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
-      bool has_reference = false;
+      ranges.finish_unscaled();
       for (std::size_t first = 0; first < seq_len_;) {
         const std::size_t last = chunk_end(first);
         const bool scored = last > first_slot;
@@ -58,10 +59,12 @@ class LagDeviation {
         if (needed) {
           const std::span<float> rows = layer_means(part, head, dim, first, last);
           if (scored)
-            add_chunk(rows, dim, has_reference, first, last, out);
-          take_channel_ranges(rows, dim, kernel_, scratch_.floats(5, 2 * dim));
+            add_chunk(rows, dim, ranges, first, last, out);
+          ranges.clear();
+          for (std::size_t i = 0; i < rows.size(); i += dim)
+            ranges.take(rows.data() + i);
+          ranges.finish(kEpsilon);
         }
-        has_reference = true;
         first = last;
       }
     }
@@ -112,25 +115,15 @@ class LagDeviation {
     }
   }
 
-  void add_chunk(std::span<const float> rows, std::size_t dim, bool has_reference,
-                 std::size_t first, std::size_t last, std::span<float> out) {
-    const std::size_t tokens = rows.size() / dim;
-    const std::span<float> scaled = scratch_.floats(3, rows.size());
-    const std::span<float> variances = scratch_.floats(4, tokens);
-    std::copy(rows.begin(), rows.end(), scaled.begin());
-    if (has_reference) {
-      scale_by_channel_ranges(scratch_.floats(5, 2 * dim), dim, kEpsilon, kernel_, scaled);
-    } else {
-      std::replace_if(
-          scaled.begin(), scaled.end(), [](float x) { return !std::isfinite(x); }, 0.0F);
-    }
-    kernel_.row_variances({scaled.data(), static_cast<std::ptrdiff_t>(dim * sizeof(float)), tokens,
-                           dim, ElementType::kF32},
-                          variances.data());
+  void add_chunk(std::span<const float> rows, std::size_t dim, const ChannelRanges& ranges,
+                 std::size_t first, std::size_t last, std::span<float> out) const noexcept {
     const float share = 1.0F / static_cast<float>(shape_.num_kv_heads);
-    for (std::size_t slot = first, token = 0; slot < last; ++slot) {
-      if (is_valid(slot))
-        out[slot] += share * std::sqrt(variances[token++]);
+    const float* row = rows.data();
+    for (std::size_t slot = first; slot < last; ++slot) {
+      if (!is_valid(slot))
+        continue;
+      out[slot] += share * std::sqrt(ranges.variance(row));
+      row += dim;
     }
   }
 

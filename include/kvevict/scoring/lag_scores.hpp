@@ -9,8 +9,8 @@
 #include "kvevict/scoring/channel_ranges.hpp"
 #include "kvevict/scoring/kv_part.hpp"
 #include "kvevict/scoring/lane_scores.hpp"
-#include "kvevict/scoring/row_blocks.hpp"
 #include "kvevict/scoring/score_input.hpp"
+#include "kvevict/scoring/weighted_rows.hpp"
 
 #include <algorithm>
 #include <array>
@@ -60,55 +60,40 @@ class LagDeviationOfPartition {
       return;
     const Lane lane = scores.cache(head);
     const std::size_t dim = dim_of(input.sequence.shape(), part);
-    const std::span<float> all_ranges = input.scratch.floats(kRanges, 4 * dim);
-    std::span<float> ranges = all_ranges.first(2 * dim);
-    std::span<float> own = all_ranges.subspan(2 * dim);
+    const std::span<float> memory = input.scratch.floats(kRanges, 4 * dim);
+    ChannelRanges ranges(memory.first(2 * dim), input.kernel);
+    ChannelRanges own(memory.subspan(2 * dim), input.kernel);
     const std::span<float> spread = scores.spare();
-    // From the newest on, so that each partition is read once.
+    // From the newest on, so that each row is read once.
     for (std::size_t p = parts.num + 1; p-- > 0;) {
       const std::size_t first = parts.first + p * parts.len;
-      const std::span<float> rows = valid_rows(input, lane, part, dim, first, first + parts.len);
-      take_channel_ranges(rows, dim, input.kernel, own);
-      if (p < parts.num) {
-        const std::size_t tokens = rows.size() / dim;
-        scale_by_channel_ranges(ranges, dim, 0.0F, input.kernel, rows);
-        input.kernel.row_variances({rows.data(), static_cast<std::ptrdiff_t>(dim * sizeof(float)),
-                                    tokens, dim, ElementType::kF32},
-                                   spread.data());
-        for (std::size_t i = 0; i < tokens; ++i)
-          spread[i] = std::sqrt(spread[i]);
-        const float largest = input.kernel.max_value(spread.data(), tokens);
-        const double sum = input.kernel.exp_shifted(largest, tokens, spread.data());
-        const float share = static_cast<float>(static_cast<double>(weight) / sum);
-        for (std::size_t i = 0, token = 0; i < parts.len; ++i) {
-          if (lane.has_token(first + i))
-            out[p * parts.len + i] += share * spread[token++];
-        }
-      }
+      std::size_t tokens = 0;
+      own.clear();
+      for_each_row(rows_of(lane, part), dim, first, first + parts.len, input.kernel,
+                   input.scratch.vector(kGathered), input.scratch.vector(kWidened),
+                   [&](const float* row, std::size_t slot) {
+                     if (!lane.has_token(slot))
+                       return;
+                     own.take(row);
+                     if (p < parts.num)
+                       spread[tokens++] = std::sqrt(ranges.variance(row));
+                   });
+      own.finish(0.0F);
       std::swap(ranges, own);
+      if (p == parts.num)
+        continue;
+      const float largest = input.kernel.max_value(spread.data(), tokens);
+      const double sum = input.kernel.exp_shifted(largest, tokens, spread.data());
+      const float share = static_cast<float>(static_cast<double>(weight) / sum);
+      for (std::size_t i = 0, token = 0; i < parts.len; ++i) {
+        if (lane.has_token(first + i))
+          out[p * parts.len + i] += share * spread[token++];
+      }
     }
-  }
-  /// The rows of the valid slots of [first, last): [tokens, dim].
-  static std::span<float> valid_rows(const ScoreInput& input, const Lane& lane, KvPart part,
-                                     std::size_t dim, std::size_t first, std::size_t last) {
-    const std::span<float> rows = input.scratch.floats(kRows, (last - first) * dim);
-    std::size_t size = 0;
-    for_each_row_block(
-        rows_of(lane, part), dim, first, last, input.kernel, input.scratch.vector(kGathered),
-        [&](const kernels::RowBlock& block, std::size_t slot) {
-          const auto* row = static_cast<const std::byte*>(block.data);
-          for (std::size_t i = 0; i < block.num_rows; ++i, row += block.stride_bytes) {
-            if (!lane.has_token(slot + i))
-              continue;
-            input.kernel.widen(row, block.type, dim, rows.data() + size);
-            size += dim;
-          }
-        });
-    return rows.first(size);
   }
 
   static constexpr std::size_t kGathered = LaneScores::kFirstFree;
-  static constexpr std::size_t kRows = kGathered + 1;
+  static constexpr std::size_t kWidened = kGathered + 1;
   static constexpr std::size_t kRanges = kGathered + 2;
 
   LagLayout layout_;
