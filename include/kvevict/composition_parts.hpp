@@ -99,6 +99,17 @@ using AddedBudgets = std::variant<PyramidBudgets, LayerTable, HeadTable, ShareTa
 using MakeBudgets =
     std::function<AddedBudgets(const CacheShape& shape, const Budget& budget, std::size_t window)>;
 
+/// Not by std::visit, which may throw.
+[[nodiscard]] inline Allocation budgets_of(const AddedBudgets& table, std::size_t len) noexcept {
+  if (const auto* pyramid = std::get_if<PyramidBudgets>(&table))
+    return pyramid->budgets(len);
+  if (const auto* layers = std::get_if<LayerTable>(&table))
+    return layers->budgets(len);
+  if (const auto* heads = std::get_if<HeadTable>(&table))
+    return heads->budgets(len);
+  return std::get_if<ShareTable>(&table)->budgets(len);
+}
+
 struct AddedWindows {
   std::size_t num_sink_tokens = 0;  ///< first tokens that stay, where the policy keeps fewer
   std::size_t recent_window = 0;    ///< newest tokens that stay, where the policy keeps fewer
@@ -182,9 +193,7 @@ struct EditsOfAdditions {
 
   void operator()(Allocation& allocation, const Sequence& sequence) const noexcept {
     if (budgets) {
-      const Allocation table = std::visit(
-          [&](const auto& t) { return t.budgets(tokens_so_far(sequence, prompts_only)); },
-          *budgets);
+      const Allocation table = budgets_of(*budgets, tokens_so_far(sequence, prompts_only));
       allocation.budget = table.budget;
       allocation.lane_budgets = table.lane_budgets;
       allocation.headroom = 0;  // a table says what is kept, not what may gather above it

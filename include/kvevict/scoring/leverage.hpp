@@ -212,7 +212,8 @@ class KeyLeverage {
   }
   static void find_mean(std::span<const float> rows, std::span<double> mean) noexcept {
     std::fill(mean.begin(), mean.end(), 0.0);
-    const auto num_rows = static_cast<double>(rows.size() / mean.size());
+    const std::size_t count = rows.size() / mean.size();
+    const auto num_rows = static_cast<double>(count);
     for (std::size_t i = 0; i < rows.size(); i += mean.size()) {
       for (std::size_t c = 0; c < mean.size(); ++c)
         mean[c] += static_cast<double>(rows[i + c]) / num_rows;
