@@ -322,11 +322,13 @@ struct WithAdditions : Base {
         "has options for this: cuts_prompts, decode_interval, slack");
     refuse(added.budgets_are_of_prompts && !cuts_once,
            "cuts at any time, and the part shares out the budget of a prompt");
-    const OwnBudgets own = own_budgets(options, shape);
-    refuse(added.budgets && own.are_table,
-           "shares its budget out by itself, which the part would drop");
-    refuse(added.competition && own.any_unbounded,
-           "has lanes without a budget, which cannot share one");
+    if (added.budgets || added.competition) {
+      const OwnBudgets own = own_budgets(options, shape);
+      refuse(added.budgets && own.are_table,
+             "shares its budget out by itself, which the part would drop");
+      refuse(added.competition && own.any_unbounded,
+             "has lanes without a budget, which cannot share one");
+    }
     if (added.budgets)
       static_cast<void>(make_budgets(options, shape, where));
   }
@@ -493,40 +495,25 @@ struct PlainPart {
   template <class Visit>
   static void visit_options(Options& /*options*/, Visit&& /*visit*/) {}
 };
-struct SumToOnePart : PlainPart {
-  static constexpr std::string_view kName = "sum_to_one";
+/// A stage as it is.
+template <class Stage, const std::string_view& kText>
+struct StagePart : PlainPart {
+  static constexpr std::string_view kName = kText;
   static void add(const Options& /*options*/, const PartContext& /*context*/, Additions& to) {
-    to.stages.stages.emplace_back(SumToOne{});
+    to.stages.stages.emplace_back(Stage{});
   }
 };
-struct ZScoresPart : PlainPart {
-  static constexpr std::string_view kName = "z_scores";
+inline constexpr std::string_view kSumToOneName = "sum_to_one";
+inline constexpr std::string_view kZScoresName = "z_scores";
+inline constexpr std::string_view kAtLeastMeanName = "at_least_mean";
+inline constexpr std::string_view kLayerSharesName = "layer_shares";
+
+/// Who competes with whom.
+template <Competition kCompetition>
+struct CompetitionPart : PlainPart {
+  static constexpr std::string_view kName = kCompetition == Competition::kLayer ? "layer" : "model";
   static void add(const Options& /*options*/, const PartContext& /*context*/, Additions& to) {
-    to.stages.stages.emplace_back(StandardScores{});
-  }
-};
-struct AtLeastMeanPart : PlainPart {
-  static constexpr std::string_view kName = "at_least_mean";
-  static void add(const Options& /*options*/, const PartContext& /*context*/, Additions& to) {
-    to.stages.stages.emplace_back(AtLeastMean{});
-  }
-};
-struct LayerSharesPart : PlainPart {
-  static constexpr std::string_view kName = "layer_shares";
-  static void add(const Options& /*options*/, const PartContext& /*context*/, Additions& to) {
-    to.stages.stages.emplace_back(SharesOfLayer{});
-  }
-};
-struct LayerPart : PlainPart {
-  static constexpr std::string_view kName = "layer";
-  static void add(const Options& /*options*/, const PartContext& /*context*/, Additions& to) {
-    to.competition = Competition::kLayer;
-  }
-};
-struct ModelPart : PlainPart {
-  static constexpr std::string_view kName = "model";
-  static void add(const Options& /*options*/, const PartContext& /*context*/, Additions& to) {
-    to.competition = Competition::kModel;
+    to.competition = kCompetition;
   }
 };
 
@@ -764,19 +751,19 @@ using NamedParts = PartList<
     ValuesPart,
     PoolPart,
     ForwardMaxPart,
-    SumToOnePart,
-    ZScoresPart,
-    AtLeastMeanPart,
+    StagePart<SumToOne, kSumToOneName>,
+    StagePart<StandardScores, kZScoresName>,
+    StagePart<AtLeastMean, kAtLeastMeanName>,
     TemporalPart,
-    LayerSharesPart,
+    StagePart<SharesOfLayer, kLayerSharesName>,
     ProtectPart,
     SchedulePart,
     PyramidPart,
     LayerBudgetsPart,
     HeadScoresPart,
     CompressionRatiosPart,
-    LayerPart,
-    ModelPart,
+    CompetitionPart<Competition::kLayer>,
+    CompetitionPart<Competition::kModel>,
     AdaPart,
     ChunksPart,
     CriticalPart,

@@ -192,7 +192,8 @@ TEST(CompositionText, PartsAreThePoliciesThatAreMadeOfThem) {
             cut(make("knorm(budget=12,num_sink_tokens=3,recent_window=2)")));
 }
 
-TEST(CompositionText, CriticalIsASecondStageOverAnySelection) {
+/// kModel with a random W_O.
+ModelInfo with_output_projection() {
   std::vector<float> weight(2 * 16 * 8);
   Random random(5);
   for (float& x : weight)
@@ -200,7 +201,11 @@ TEST(CompositionText, CriticalIsASecondStageOverAnySelection) {
   auto projection = std::make_shared<OutputProjection>(kShape, 8, std::nullopt, true);
   for (std::size_t layer = 0; layer < 2; ++layer)
     projection->set_layer(layer, weight.data() + layer * 16 * 8);
-  const ModelInfo model{.shape = kShape, .output_projection = projection};
+  return {.shape = kShape, .output_projection = projection};
+}
+
+TEST(CompositionText, CriticalIsASecondStageOverAnySelection) {
+  const ModelInfo model = with_output_projection();
   EXPECT_EQ(cut_prompt(make("snapkv(budget=16,observation_window=8) + critical", model)),
             cut_prompt(make("criticalkv(budget=16,observation_window=8)", model)));
   EXPECT_EQ(cut_prompt(make("adakv(budget=16,observation_window=8) + critical", model)),
@@ -326,17 +331,10 @@ TEST(CompositionText, ATableOverAPolicyThatCutsInBatches) {
   EXPECT_EQ(policy.select(cache.view()).total_count(), 64U);
 }
 
-// Divided by their sum, the scores of a window of 8 rows are an eighth: so is epsilon then, which
-// is in units of attention by default.
+// Sums over a window of 8 rows: epsilon is in units of attention, an eighth of them, but behind a
+// part that makes something of the scores, here the same, it is what is added to them.
 TEST(CompositionText, EpsilonOfCriticalIsInUnitsOfTheScores) {
-  std::vector<float> weight(2 * 16 * 8);
-  Random random(5);
-  for (float& x : weight)
-    x = static_cast<float>(random.bits() >> 40U) * 0x1p-23F - 1.0F;
-  auto projection = std::make_shared<OutputProjection>(kShape, 8, std::nullopt, true);
-  for (std::size_t layer = 0; layer < 2; ++layer)
-    projection->set_layer(layer, weight.data() + layer * 16 * 8);
-  const ModelInfo model{.shape = kShape, .output_projection = projection};
+  const ModelInfo model = with_output_projection();
   const std::string snapkv = "snapkv(budget=16,observation_window=8)";
   EXPECT_EQ(cut_prompt(make(snapkv + " + critical(epsilon=0.1)", model)),
             cut_prompt(make(snapkv + " + forward_max(width=1) + critical(epsilon=0.8)", model)));
