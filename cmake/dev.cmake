@@ -23,26 +23,28 @@ else()
   endif()
 endif()
 
+# The machine's instruction set, for all that passes Eigen's types around: their alignment goes by it.
+add_library(kvevict_native INTERFACE)
+target_link_libraries(kvevict_native INTERFACE kvevict_dev)
 add_library(kvevict_fast INTERFACE)
-target_link_libraries(kvevict_fast INTERFACE kvevict_dev)
+target_link_libraries(kvevict_fast INTERFACE kvevict_native)
 if(KVEVICT_NATIVE AND NOT MSVC AND NOT CMAKE_CROSSCOMPILING)
-  target_compile_options(kvevict_fast INTERFACE -O3 -march=native)
+  target_compile_options(kvevict_native INTERFACE -march=native)
+  target_compile_options(kvevict_fast INTERFACE -O3)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
     # False alarms from inside the compiler's own AVX-512 intrinsics, which Eigen then uses (GCC
     # bug 105593, mended in 13).
-    target_compile_options(kvevict_fast INTERFACE -Wno-maybe-uninitialized)
+    target_compile_options(kvevict_native INTERFACE -Wno-maybe-uninitialized)
   endif()
 endif()
 
-# The example engine is headers; examples, its tests and the golden driver use it.
+# The example engine with all policies by name, compiled once; examples, its tests and the golden
+# driver use it.
 find_package(Threads REQUIRED)
-add_library(kvevict_engine INTERFACE)
-target_include_directories(kvevict_engine INTERFACE ${PROJECT_SOURCE_DIR}/examples)
-target_link_libraries(kvevict_engine INTERFACE kvevict_fast Threads::Threads)
-# Its one source file: all policies by name, compiled once.
-add_library(kvevict_engine_policies STATIC EXCLUDE_FROM_ALL
-            ${PROJECT_SOURCE_DIR}/examples/engine/policies.cpp)
-target_link_libraries(kvevict_engine_policies PUBLIC kvevict_engine)
+file(GLOB engine_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/examples/engine/*.cpp)
+add_library(kvevict_engine STATIC EXCLUDE_FROM_ALL ${engine_sources})
+target_include_directories(kvevict_engine PUBLIC ${PROJECT_SOURCE_DIR}/examples)
+target_link_libraries(kvevict_engine PUBLIC kvevict_native Threads::Threads PRIVATE kvevict_fast)
 if(NOT MSVC AND NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
   # Minutes less than with -O3, which the kernels do not need.
   set_source_files_properties(${PROJECT_SOURCE_DIR}/examples/engine/policies.cpp

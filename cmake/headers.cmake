@@ -65,6 +65,7 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/ahakv.hpp
     include/kvevict/policies/block_eviction.hpp
     include/kvevict/policies/cake.hpp
+    include/kvevict/policies/call_checks.hpp
     include/kvevict/policies/caote.hpp
     include/kvevict/policies/chunkkv.hpp
     include/kvevict/policies/compactor.hpp
@@ -112,6 +113,7 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/value_weighted.hpp
     include/kvevict/policies/vase.hpp
     include/kvevict/policies/window_voting.hpp
+    include/kvevict/policies/workers.hpp
     include/kvevict/scoring/attention_columns.hpp
     include/kvevict/scoring/attention_rows.hpp
     include/kvevict/scoring/attention_signals.hpp

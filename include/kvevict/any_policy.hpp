@@ -39,7 +39,11 @@ class AnyPolicy {
   template <class P>
     requires(!std::same_as<P, AnyPolicy> && EvictionPolicy<P>)
   explicit AnyPolicy(P policy, std::string description = std::string(P::kName))
-      : self_(std::make_unique<Model<P>>(std::move(policy))),
+      : AnyPolicy(std::in_place_type<P>, std::move(description), std::move(policy)) {}
+  /// A policy made in its place, by P's constructor.
+  template <EvictionPolicy P, class... Args>
+  AnyPolicy(std::in_place_type_t<P> /*type*/, std::string description, Args&&... args)
+      : self_(std::make_unique<Model<P>>(std::in_place, std::forward<Args>(args)...)),
         description_(std::move(description)) {}
   AnyPolicy(const AnyPolicy& other)
       : self_(other.self_ ? other.self_->clone() : nullptr), description_(other.description_) {}
@@ -169,7 +173,8 @@ class AnyPolicy {
 
   template <class P>
   struct Model final : Interface {
-    explicit Model(P p) : policy(std::move(p)) {}
+    template <class... Args>
+    explicit Model(std::in_place_t /*tag*/, Args&&... args) : policy(std::forward<Args>(args)...) {}
     [[nodiscard]] std::unique_ptr<Interface> clone() const override {
       return std::make_unique<Model>(*this);
     }

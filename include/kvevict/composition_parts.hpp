@@ -228,7 +228,9 @@ class SelectorWithAdditions {
       if (!stages_) {
         counts.choose(lanes, quota, input);
       } else if (has_counts()) {
-        stages_->choose_within(counts, lanes, quota, input);
+        stages_->choose_within(
+            [&] { counts.choose(lanes, quota, input); },
+            [&](std::size_t lane) { return counts.num_safe(lanes, quota, lane); }, lanes, input);
       } else {
         stages_->stages().choose(lanes, quota - keep_one_each(lanes, quota), input);
       }

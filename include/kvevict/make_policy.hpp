@@ -209,16 +209,36 @@ struct TextMethod<Policy<Composed<R>>> {
   using Type = Composed<WithAdditions<R>>;
 };
 
+/// Reads a policy's options, those of its item first; returns how they read back.
+[[nodiscard]] inline std::string read_policy(std::string_view name, const TextItem& item,
+                                             std::string_view options_text,
+                                             const OptionFields& options,
+                                             const OptionFields& defaults) {
+  read_options(item.options, options, item.where(name));
+  read_options(options_text, options, name);
+  std::string description(name);
+  if (const std::string changed = write_options(options, defaults); !changed.empty())
+    description.append("(").append(changed).append(")");
+  return description;
+}
+inline void check_supplied(std::string_view name, Inputs needed, Inputs supplied) {
+  const auto missing = static_cast<Inputs>(static_cast<std::uint32_t>(needed) &
+                                           ~static_cast<std::uint32_t>(supplied));
+  if (missing != Inputs::kNothing) {
+    throw_invalid_argument(name,
+                           std::string("the engine does not supply ").append(input_names(missing)));
+  }
+}
+
 /// @param items  the policy, then its parts
 template <class Method>
 [[nodiscard]] AnyPolicy make_from_text(std::span<const TextItem> items,
                                        std::string_view options_text, const ModelInfo& model) {
   typename Method::Options options;
-  read_options<Method>(items[0].options, options, items[0].where(Method::kName));
-  read_options<Method>(options_text, options);
-  std::string description(Method::kName);
-  if (const std::string changed = write_options<Method>(options); !changed.empty())
-    description.append("(").append(changed).append(")");
+  typename Method::Options defaults;
+  std::string description =
+      read_policy(Method::kName, items[0], options_text, option_fields<Method>(options),
+                  option_fields<Method>(defaults));
   Inputs needed = Method::kRequiredInputs;
   for (const TextItem& item : items.subspan(1)) {
     if constexpr (requires { options.additions; }) {
@@ -230,15 +250,9 @@ template <class Method>
       throw_invalid_argument(Method::kName, item.where("takes no parts"));
     }
   }
-  const auto missing = static_cast<Inputs>(static_cast<std::uint32_t>(needed) &
-                                           ~static_cast<std::uint32_t>(model.supplied));
-  if (missing != Inputs::kNothing) {
-    throw_invalid_argument(Method::kName,
-                           std::string("the engine does not supply ").append(input_names(missing)));
-  }
-  if constexpr (requires { options.output_projection; }) {
+  check_supplied(Method::kName, needed, model.supplied);
+  if constexpr (requires { options.output_projection; })
     options.output_projection = model.output_projection;
-  }
   if constexpr (requires { options.rotary; }) {
     require(model.rotary.has_value(), Method::kName, "ModelInfo.rotary", 0, "must be given");
     options.rotary = *model.rotary;
@@ -247,9 +261,8 @@ template <class Method>
     options.query_filters = model.query_filters;
   if constexpr (needs_query_statistics<Method>())
     options.query_statistics = model.query_statistics;
-  return AnyPolicy(Policy<Method>(options, model.shape,
-                                  model.kernel != nullptr ? *model.kernel : kernels::best()),
-                   std::move(description));
+  return AnyPolicy(std::in_place_type<Policy<Method>>, std::move(description), options, model.shape,
+                   model.kernel != nullptr ? *model.kernel : kernels::best());
 }
 
 template <class Visit, class... Ps>

@@ -139,22 +139,55 @@ template <class Enum>
   return {};
 }
 
+/// The options of a policy or part by name, whatever their types: what visit_options visits with.
+class OptionFields {
+ public:
+  struct Field {
+    std::string_view name;
+    void* value;
+    bool (*read)(std::string_view text, void* value, std::string& expected);
+    std::string (*text)(const void* value);
+  };
+
+  template <class T>
+  void operator()(std::string_view name, T& value) {
+    fields_.push_back({name, &value,
+                       [](std::string_view text, void* to, std::string& expected) {
+                         return read_option(text, *static_cast<T*>(to), expected);
+                       },
+                       [](const void* from) { return option_text(*static_cast<const T*>(from)); }});
+  }
+  [[nodiscard]] const std::vector<Field>& all() const noexcept { return fields_; }
+
+ private:
+  std::vector<Field> fields_;
+};
+
+/// Valid as long as `options` is.
+template <class Method>
+[[nodiscard]] OptionFields option_fields(typename Method::Options& options) {
+  OptionFields fields;
+  Method::visit_options(options, fields);
+  return fields;
+}
+
 /// The options of `Method` that are not its defaults, as read_options reads them.
+[[nodiscard]] inline std::string write_options(const OptionFields& options,
+                                               const OptionFields& defaults) {
+  std::string text;
+  for (std::size_t i = 0; i < options.all().size(); ++i) {
+    const OptionFields::Field& field = options.all()[i];
+    const OptionFields::Field& untouched = defaults.all()[i];
+    const std::string value = field.text(field.value);
+    if (value != untouched.text(untouched.value))
+      text.append(text.empty() ? "" : ",").append(field.name).append("=").append(value);
+  }
+  return text;
+}
 template <class Method>
 [[nodiscard]] std::string write_options(typename Method::Options options) {
-  std::vector<std::string> defaults;
-  typename Method::Options untouched;
-  Method::visit_options(untouched, [&](std::string_view, const auto& field) {
-    defaults.push_back(option_text(field));
-  });
-  std::string text;
-  std::size_t index = 0;
-  Method::visit_options(options, [&](std::string_view name, const auto& field) {
-    const std::string value = option_text(field);
-    if (value != defaults[index++])
-      text.append(text.empty() ? "" : ",").append(name).append("=").append(value);
-  });
-  return text;
+  typename Method::Options defaults;
+  return write_options(option_fields<Method>(options), option_fields<Method>(defaults));
 }
 
 /// The text between the spaces around it.
@@ -163,51 +196,48 @@ template <class Method>
   return text.substr(first, text.find_last_not_of(' ') + 1 - first);
 }
 
-/// Sets the options of `Method` that `text` names: key=value, separated by commas. Throws
-/// InvalidArgument, naming `where`, for a key that does not exist (listing those that do) or comes
-/// twice, and for a value that cannot be read (saying what is expected).
-template <class Method>
-void read_options(std::string_view text, typename Method::Options& options,
-                  std::string_view where = Method::kName) {
-  std::vector<std::string> seen;
+/// Sets the options that `text` names: key=value, separated by commas. Throws InvalidArgument,
+/// naming `where`, for a key that does not exist (listing those that do) or comes twice, and for a
+/// value that cannot be read (saying what is expected).
+inline void read_options(std::string_view text, const OptionFields& options,
+                         std::string_view where) {
+  std::vector<std::string_view> seen;
   for (bool more = !without_spaces(text).empty(); more;) {
     const std::size_t comma = text.find(',');
     more = comma != std::string_view::npos;
     const std::string_view pair = text.substr(0, comma);
     text = comma == std::string_view::npos ? std::string_view() : text.substr(comma + 1);
     const std::size_t equals = pair.find('=');
-    const std::string key(without_spaces(pair.substr(0, equals)));
+    const std::string_view key = without_spaces(pair.substr(0, equals));
     const std::string_view value = equals == std::string_view::npos
                                        ? std::string_view()
                                        : without_spaces(pair.substr(equals + 1));
+    const auto refuse = [&](std::string_view before, std::string_view middle,
+                            std::string_view after) {
+      throw_invalid_argument(where, std::string(before).append(key).append(middle).append(after));
+    };
     if (std::find(seen.begin(), seen.end(), key) != seen.end())
-      throw_invalid_argument(where, std::string("option '").append(key).append("' comes twice"));
+      refuse("option '", "' comes twice", "");
     seen.push_back(key);
     bool found = false;
     std::string valid;
-    const auto visit = [&](std::string_view name, auto& field) {
-      valid.append(valid.empty() ? "" : ", ").append(name);
-      if (name != key)
-        return;
+    for (const OptionFields::Field& field : options.all()) {
+      valid.append(valid.empty() ? "" : ", ").append(field.name);
+      if (field.name != key)
+        continue;
       found = true;
       std::string expected;
-      if (!read_option(value, field, expected)) {
-        throw_invalid_argument(where, std::string("option ")
-                                          .append(key)
-                                          .append("='")
-                                          .append(value)
-                                          .append("': expected ")
-                                          .append(expected));
-      }
-    };
-    Method::visit_options(options, visit);
-    if (!found) {
-      throw_invalid_argument(where, std::string("no option '")
-                                        .append(key)
-                                        .append("'; valid: ")
-                                        .append(valid.empty() ? "none" : valid));
+      if (!field.read(value, field.value, expected))
+        refuse("option ", std::string("='").append(value).append("': expected "), expected);
     }
+    if (!found)
+      refuse("no option '", "'; valid: ", valid.empty() ? "none" : std::string_view(valid));
   }
+}
+template <class Method>
+void read_options(std::string_view text, typename Method::Options& options,
+                  std::string_view where = Method::kName) {
+  read_options(text, option_fields<Method>(options), where);
 }
 
 }  // namespace detail

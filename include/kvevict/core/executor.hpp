@@ -74,8 +74,7 @@ class Executor {
   /// Calls f(worker) once for each worker in [0, n), n <= num_workers(). What one of them throws is
   /// thrown here once all have ended; of several, one. Throws InvalidArgument where `run` made
   /// more calls or fewer.
-  template <class F>
-  void for_each_worker(std::size_t n, F&& f) const {
+  void for_each_worker(std::size_t n, Task f) const {
     if (n < 2) {
       if (n == 1)
         f(std::size_t{0});
@@ -95,8 +94,7 @@ class Executor {
 
   /// Calls f(worker, i) once for each i in [0, n). One worker's calls come one after another and
   /// ascend, the first with its own number; who takes the rest depends on who is free.
-  template <class F>
-  void for_each(std::size_t n, F&& f) const {
+  void for_each(std::size_t n, FunctionRef<void(std::size_t, std::size_t)> f) const {
     const std::size_t count = std::min(n, num_workers_);
     std::atomic<std::size_t> next{count};
     for_each_worker(count, [&](std::size_t worker) {

@@ -188,6 +188,11 @@ class Sequence {
   }
   [[nodiscard]] std::span<const PositionSpan> prompts() const noexcept { return prompts_; }
   [[nodiscard]] std::span<const PositionSpan> pinned() const noexcept { return pinned_; }
+  [[nodiscard]] bool is_pinned(Position position) const noexcept {
+    return std::any_of(pinned_.begin(), pinned_.end(), [position](const PositionSpan& span) {
+      return position >= span.first && position < span.last;
+    });
+  }
 
   /// The lane of `mask` that this one's `lane` follows.
   [[nodiscard]] std::size_t mask_lane(const KeepMask& mask, std::size_t lane) const noexcept {

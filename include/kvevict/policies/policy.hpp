@@ -10,13 +10,14 @@
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/protection.hpp"
-#include "kvevict/core/scratch.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/step_inputs.hpp"
 #include "kvevict/core/token_label.hpp"
 #include "kvevict/core/types.hpp"
 #include "kvevict/kernels/kernels.hpp"
+#include "kvevict/policies/call_checks.hpp"
+#include "kvevict/policies/workers.hpp"
 #include "kvevict/scoring/attention_rows.hpp"
 #include "kvevict/scoring/score_input.hpp"
 #include "kvevict/selection/pool_selection.hpp"
@@ -28,7 +29,6 @@
 #include <cstdint>
 #include <limits>
 #include <span>
-#include <string>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -202,10 +202,7 @@ class Policy {
   /// counters are the same with any number of workers, bit for bit. Each worker takes scratch of
   /// its own (for rows from queries 64 floats per slot), and views are read by all of them at a
   /// time: lane() and load_row too. A copy runs on the same executor.
-  void use_executor(Executor executor) {
-    executor_ = std::move(executor);
-    workers_.resize(executor_.num_workers());
-  }
+  void use_executor(Executor executor) { workers_.use_executor(std::move(executor)); }
 
   /// Announces a prompt of `prompt_len` tokens, the first or a further one of the sequence.
   /// `pinned` positions always stay, even where they alone exceed the budget: nothing else does
@@ -278,13 +275,13 @@ class Policy {
   /// Softmax rows of the newest tokens. More rows than wanted may be given; the newest are used.
   void observe_attention(std::size_t layer, const AttentionRows& rows) requires(
       kAttentionUse != AttentionUse::kNone && kAttentionUse != AttentionUse::kQueries) {
-    check_layer(layer);
+    checks().check_layer(layer);
     append_implied();
     const std::size_t wanted = wanted_attention_rows(layer);
     if (wanted == 0 || observed_[layer] != 0)
       return;
     check_cache_comes_later();
-    check_rows("AttentionRows", rows, wanted, longest_lane(layer));
+    checks().check_rows(rows, wanted, longest_lane(layer));
     for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
       visit_given_rows(rows, shape_, layer, head, sequence_.seq_len(layer, head),
                        sequence_.length(), wanted,
@@ -297,24 +294,23 @@ class Policy {
   template <KvCacheView View>
   void observe_queries(std::size_t layer, const QueryRows& queries,
                        const View& view) requires(kAttentionUse != AttentionUse::kNone) {
-    check_layer(layer);
+    checks().check_layer(layer);
     append_implied();
     const std::size_t wanted = wanted_attention_rows(layer);
     if (wanted == 0 || observed_[layer] != 0)
       return;
     check_cache_comes_later();
-    check_rows("QueryRows", queries, wanted, shape_.head_dim);
-    detail::require(queries.sink_logits.empty() || queries.sink_logits.size() == shape_.num_q_heads,
-                    kName, "QueryRows.sink_logits.size()", queries.sink_logits.size(),
-                    "must be 0 or num_q_heads");
-    detail::check_same_shape(view.shape(), shape_, kName);
-    for (std::size_t head = 0; head < shape_.num_kv_heads; ++head)
-      check_lane(view.lane(layer, head), layer, head, Inputs::kKeys);
+    checks().check_rows(queries, wanted);
+    const ViewRef ref = as_view_ref(view);
+    checks().check_layer_of(ref, layer, Inputs::kKeys);
     if constexpr (kAttentionUse == AttentionUse::kQueries) {
-      counters_.non_finite += method_.observe_query_rows(layer, newest_rows(queries, wanted),
-                                                         sequence_, as_view_ref(view), *kernel_);
+      counters_.non_finite +=
+          method_.observe_query_rows(layer, newest_rows(queries, wanted), sequence_, ref, *kernel_);
     } else {
-      observe_rows_from(layer, queries, as_view_ref(view), wanted);
+      const std::size_t non_finite =
+          workers_.make_rows(queries, shape_, layer, ref, sequence_.length(), wanted, *kernel_,
+                             [&](const GroupRows& group) { observe_group(group); });
+      counters_.non_finite += non_finite;
     }
     end_layer(layer);
   }
@@ -324,19 +320,11 @@ class Policy {
     m.observe_hidden(layer, rows, s, k);
   }
   {
-    check_layer(layer);
+    checks().check_layer(layer);
     append_implied();
     if (step_len() == 0)
       return;
-    detail::require(rows.data != nullptr, kName, "HiddenRows.data", 0, "must not be null");
-    detail::require(rows.hidden_size > 0, kName, "HiddenRows.hidden_size", rows.hidden_size,
-                    "must be > 0");
-    detail::require(block_len(rows.type) == 1, kName, "HiddenRows.type",
-                    static_cast<int>(rows.type), "must be kF32, kF16 or kBF16");
-    detail::require(rows.row_stride_bytes == 0 || rows.num_rows == 1 ||
-                        std::cmp_greater_equal(rows.row_stride_bytes, rows.row_bytes()),
-                    kName, "HiddenRows.row_stride_bytes", rows.row_stride_bytes,
-                    "must be 0 or cover a row");
+    checks().check_hidden(rows);
     counters_.non_finite += method_.observe_hidden(layer, rows, sequence_, *kernel_);
   }
 
@@ -368,10 +356,10 @@ class Policy {
       if (step_len() == 0 || cache_observed_)
         return;
       const ViewRef ref = as_view_ref(view);
-      check_view(ref);
+      checks().check_view(ref, required_inputs());
       cache_observed_ = true;
       counters_.non_finite +=
-          method_.observe_cache(ScoreInput{ref, sequence_, *kernel_, scratch()});
+          method_.observe_cache(ScoreInput{ref, sequence_, *kernel_, workers_.scratch()});
     }
   }
   /// Whether observe_cache does anything.
@@ -395,14 +383,10 @@ class Policy {
   /// goes with its token through apply and truncate.
   void observe_scores(std::size_t layer, std::size_t kv_head, std::span<const float> scores,
                       std::size_t first_slot = 0) requires(wants_scores()) {
-    check_layer(layer);
-    detail::require(kv_head < shape_.num_kv_heads, kName, "kv_head", kv_head,
-                    "must be < num_kv_heads");
+    checks().check_layer(layer);
+    checks().check_head(kv_head);
     append_implied();
-    const std::size_t len = sequence_.seq_len(layer, kv_head);
-    detail::require(first_slot <= len && scores.size() <= len - first_slot, kName,
-                    "first_slot + scores.size()", detail::saturating_add(first_slot, scores.size()),
-                    "must not exceed the slots of the KV head");
+    checks().check_scores(layer, kv_head, first_slot, scores.size());
     method_.observe_scores(layer, kv_head, scores, first_slot);
     scored_[layer] = 1;
   }
@@ -414,14 +398,14 @@ class Policy {
     detail::require(sequence_.prompt_open(), kName, "begin calls", 0,
                     "before end_prefill; 1 is needed");
     const auto ref = as_view_ref(view);
-    check_view(ref, sequence_.pending_prompt());
+    checks().check_view(ref, required_inputs(), sequence_.pending_prompt());
     if (sequence_.pending_prompt() > 0)
       append(sequence_.pending_prompt());
     close_step();
     sequence_.end_prompt();
     sequence_.note_prompt_padding(padding_of(ref.lane(0, 0)));
     if constexpr (requires(const ScoreInput& input) { method_.end_prefill(input); })
-      method_.end_prefill(ScoreInput{ref, sequence_, *kernel_, scratch()});
+      method_.end_prefill(ScoreInput{ref, sequence_, *kernel_, workers_.scratch()});
     prefill_ended_ = true;
   }
 
@@ -460,21 +444,7 @@ class Policy {
   /// several lanes of this policy is accepted. Throws if its lengths do not fit. What was marked as
   /// not valid is gone with it: the view's next validity mask is about the slots that are left.
   void apply(const KeepMask& mask) {
-    detail::require(mask.num_layers() == shape_.num_layers &&
-                        mask.num_kv_heads() == shape_.num_kv_heads &&
-                        mask.num_lanes() == shape_.num_lanes(mask.scope()) &&
-                        mask.num_lanes() <= sequence_.num_lanes(),
-                    kName, "KeepMask.num_lanes", mask.num_lanes(), "must fit the policy's scope");
-    for (std::size_t lane = 0; lane < sequence_.num_lanes(); ++lane) {
-      const std::size_t len = mask.lane_len(sequence_.mask_lane(mask, lane));
-      if (len != sequence_.seq_len(lane)) {
-        detail::throw_invalid_field(kName, "KeepMask.seq_len", len,
-                                    std::string("must be ")
-                                        .append(std::to_string(sequence_.seq_len(lane)))
-                                        .append(", the slots that the policy knows of lane ")
-                                        .append(std::to_string(lane)));
-      }
-    }
+    checks().check_mask(mask);
     close_step();
     // A mask that select did not make, or not last, has no report.
     const PoolSelection::Report report = &mask == projected_ || mask == selection_.mask()
@@ -537,11 +507,11 @@ class Policy {
   void run_selection(const View& view, bool for_projection) const {
     projected_ = nullptr;
     const auto ref = as_view_ref(view);
-    check_view(ref);
-    const ScoreInput input{ref, sequence_, *kernel_, scratch()};
+    checks().check_view(ref, required_inputs());
+    const ScoreInput input{ref, sequence_, *kernel_, workers_.scratch()};
     const auto score = [&](ScoredLane& lane, std::size_t worker) {
       if constexpr (kScores<const Method>) {
-        method_.score({ref, sequence_, *kernel_, workers_[worker].scratch, lane.candidates},
+        method_.score({ref, sequence_, *kernel_, workers_.scratch(worker), lane.candidates},
                       lane.lane, lane.scores);
       } else {
         std::fill(lane.scores.begin(), lane.scores.end(), 0.0F);
@@ -559,15 +529,11 @@ class Policy {
     };
     selection_.run(sequence_, ref, allocation(), method_.protection(sequence_), score, normalise,
                    chooses() ? PoolSelection::Choose(choose) : PoolSelection::Choose(),
-                   for_projection, executor_);
+                   for_projection, workers_.executor());
     // The mask of such a policy says more about a slot than its score.
     if (for_projection && (!kScores<const Method> || chooses()))
       selection_.score_by_mask(kScores<const Method>);
-    // Which worker meets the longest lane is chance: once one has, all have the memory for it.
-    for (const Worker& worker : workers_)
-      scratch().reserve_as(worker.scratch);
-    for (Worker& worker : workers_)
-      worker.scratch.reserve_as(scratch());
+    workers_.share_sizes();
   }
 
   [[nodiscard]] static std::size_t rollback_of(const Options& options, Method& method) noexcept {
@@ -646,28 +612,6 @@ class Policy {
     queries.num_rows = wanted;
     return queries;
   }
-  // Rows are made several blocks at a time and observed one after another, in the order of heads
-  // and rows: sums are the same.
-  void observe_rows_from(std::size_t layer, const QueryRows& queries, const ViewRef& view,
-                         std::size_t wanted) {
-    const std::size_t per_head = RowsFromQueries::num_blocks(shape_, wanted);
-    const std::size_t total = shape_.num_kv_heads * per_head;
-    for (std::size_t first = 0; first < total; first += workers_.size()) {
-      const std::size_t count = std::min(workers_.size(), total - first);
-      executor_.for_each_worker(count, [&](std::size_t i) {
-        const std::size_t head = (first + i) / per_head;
-        Worker& worker = workers_[i];
-        worker.non_finite = 0;
-        worker.rows = worker.rows_from_queries.make(
-            queries, shape_, layer, head, view.lane(layer, head), sequence_.length(), wanted,
-            (first + i) % per_head, *kernel_, worker.non_finite);
-      });
-      for (std::size_t i = 0; i < count; ++i) {
-        counters_.non_finite += workers_[i].non_finite;
-        observe_group(workers_[i].rows);
-      }
-    }
-  }
   void observe_group(const GroupRows& group) {
     counters_.non_finite += method_.observe_rows(group, sequence_, *kernel_);
   }
@@ -709,81 +653,7 @@ class Policy {
                       "must come after the attention of all layers");
     }
   }
-  void check_layer(std::size_t layer) const {
-    detail::require(layer < shape_.num_layers, kName, "layer", layer, "must be < num_layers");
-  }
-  // Rows of `row_len` floats, of any order of heads and rows, that do not overlap.
-  template <class Given>
-  void check_rows(std::string_view name, const Given& given, std::size_t wanted,
-                  std::size_t row_len) const {
-    const auto check = [&](bool fits, std::string_view field, auto value,
-                           std::string_view requirement) {
-      if (!fits)
-        detail::throw_invalid_field(kName, std::string(name).append(".").append(field), value,
-                                    requirement);
-    };
-    check(given.data != nullptr, "data", 0, "must not be null");
-    check(given.num_q_heads == shape_.num_q_heads, "num_q_heads", given.num_q_heads,
-          "must be that of the shape");
-    check(given.num_rows >= wanted, "num_rows", given.num_rows,
-          "must be at least wanted_attention_rows()");
-    const bool one_head = given.num_q_heads == 1;
-    const bool one_row = given.num_rows == 1;
-    const auto len = static_cast<std::ptrdiff_t>(row_len);
-    check(one_head || given.head_stride >= len, "head_stride", given.head_stride,
-          "must cover a row");
-    check(one_row || given.row_stride >= len, "row_stride", given.row_stride, "must cover a row");
-    check(
-        one_head || one_row ||
-            given.head_stride / static_cast<std::ptrdiff_t>(given.num_rows) >= given.row_stride ||
-            given.row_stride / static_cast<std::ptrdiff_t>(given.num_q_heads) >= given.head_stride,
-        "head_stride", given.head_stride, "and row_stride make rows overlap");
-  }
-  // `coming`: tokens that the lane holds and nobody appended yet.
-  void check_lane(const Lane& lane, std::size_t layer, std::size_t head, Inputs needed,
-                  std::size_t coming = 0) const {
-    check_len("view seq_len", lane.seq_len, sequence_.seq_len(layer, head) + coming, layer, head);
-    detail::require(lane.valid.empty() || lane.valid.size() >= lane.seq_len, kName,
-                    "Lane.valid.size()", lane.valid.size(), "must be 0 or at least seq_len");
-    if (lane.seq_len == 0)
-      return;
-    detail::check_element_types(lane, shape_, kName);
-    detail::require(lane.keys.present() || !covers(needed, Inputs::kKeys), kName,
-                    "Lane.keys.present()", 0, "must be 1, keys are read");
-    detail::require(lane.values.present() || !covers(needed, Inputs::kValues), kName,
-                    "Lane.values.present()", 0, "must be 1, values are read");
-  }
-  void check_len(std::string_view field, std::size_t len, std::size_t expected, std::size_t layer,
-                 std::size_t head) const {
-    if (len != expected) {
-      detail::throw_invalid_field(kName, field, len,
-                                  std::string("must be ")
-                                      .append(std::to_string(expected))
-                                      .append(", the slots that the policy knows of layer ")
-                                      .append(std::to_string(layer))
-                                      .append(", KV head ")
-                                      .append(std::to_string(head))
-                                      .append(" (append, apply, truncate or reset missing?)"));
-    }
-  }
-  void check_view(const ViewRef& view, std::size_t coming = 0) const {
-    detail::check_same_shape(view.shape(), shape_, kName);
-    const Inputs needed = required_inputs();
-    for (std::size_t layer = 0; layer < shape_.num_layers; ++layer) {
-      for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
-        check_lane(view.lane(layer, head), layer, head, needed, coming);
-      }
-    }
-  }
-
-  // What one of the executor's workers has for itself.
-  struct Worker {
-    Scratch scratch;
-    RowsFromQueries rows_from_queries;
-    GroupRows rows;
-    std::size_t non_finite = 0;
-  };
-  [[nodiscard]] Scratch& scratch() const noexcept { return workers_.front().scratch; }
+  [[nodiscard]] detail::CallChecks checks() const noexcept { return {kName, shape_, sequence_}; }
 
   CacheShape shape_;
   const kernels::KernelSet* kernel_;
@@ -796,8 +666,7 @@ class Policy {
   bool cache_observed_ = false;         // in the open step
   std::vector<std::uint8_t> observed_;  // [num_layers] attention of the open step
   std::vector<std::uint8_t> scored_;    // [num_layers] since the newest firing; empty: not wanted
-  Executor executor_;
-  mutable std::vector<Worker> workers_ = std::vector<Worker>(1);  // memory kept between calls
+  mutable detail::Workers workers_;     // memory kept between calls
   mutable PoolSelection selection_;
   mutable const KeepMask* projected_ = nullptr;  // by the newest select; compared, never read
 };

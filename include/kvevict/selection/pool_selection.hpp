@@ -79,12 +79,6 @@ namespace detail {
 template <class ScoreOf>
 [[nodiscard]] bool any_below_threshold(const Sequence& sequence, const Allocation& allocation,
                                        const Protection& protection, ScoreOf&& score_of) noexcept {
-  const auto is_pinned = [&](std::size_t lane, std::size_t slot) {
-    const Position position = sequence.position(lane, slot);
-    return std::any_of(
-        sequence.pinned().begin(), sequence.pinned().end(),
-        [&](const PositionSpan& span) { return position >= span.first && position < span.last; });
-  };
   for (std::size_t lane = 0; lane < sequence.num_lanes(); ++lane) {
     const std::size_t padding = sequence.padding_left(lane);
     const std::size_t len = sequence.seq_len(lane);
@@ -94,7 +88,8 @@ template <class ScoreOf>
     const std::size_t last = end - std::min(end, protection.recent_window);
     for (std::size_t slot = saturating_add(padding, protection.num_sink_tokens); slot < last;
          ++slot) {
-      if (!(score_of(lane, slot) >= allocation.threshold) && !is_pinned(lane, slot))
+      if (!(score_of(lane, slot) >= allocation.threshold) &&
+          !sequence.is_pinned(sequence.position(lane, slot)))
         return true;
     }
   }

@@ -2,6 +2,7 @@
 #define KVEVICT_SELECTION_TWIN_REPAIR_HPP_
 
 #include "kvevict/config.hpp"
+#include "kvevict/core/function_ref.hpp"
 #include "kvevict/core/scored_lane.hpp"
 #include "kvevict/core/slot_bits.hpp"
 #include "kvevict/core/types.hpp"
@@ -56,8 +57,9 @@ class TwinRepair {
     repair_after(lanes, input, [&] { base_.choose(lanes, quota, input); });
   }
   /// The same over a selection that is made by `choose`.
-  template <class Input, class Choose>
-  void repair_after(std::span<ScoredLane> lanes, const Input& input, Choose&& choose) const {
+  template <class Input>
+  void repair_after(std::span<ScoredLane> lanes, const Input& input,
+                    FunctionRef<void()> choose) const {
     open_.clear();
     for (const ScoredLane& lane : lanes)
       open_.insert(open_.end(), lane.candidates.begin(), lane.candidates.end());

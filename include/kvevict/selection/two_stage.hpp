@@ -3,6 +3,7 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
+#include "kvevict/core/function_ref.hpp"
 #include "kvevict/core/scored_lane.hpp"
 #include "kvevict/core/slot_bits.hpp"
 #include "kvevict/core/types.hpp"
@@ -57,23 +58,30 @@ class TwoStageWithin {
 
   template <class Input>
   void choose(std::span<ScoredLane> lanes, std::size_t quota, const Input& input) const {
-    choose_within(counts_, lanes, quota, input);
+    const auto num_safe = [&](std::size_t lane) {
+      if constexpr (requires { counts_.num_safe(lanes, quota, lane); }) {
+        return counts_.num_safe(lanes, quota, lane);
+      } else {
+        return std::size_t{0};
+      }
+    };
+    choose_within([&] { counts_.choose(lanes, quota, input); }, num_safe, lanes, input);
   }
-  /// The same with `counts` in the place of those that it was made with.
-  template <class Input, class OtherCounts>
-  void choose_within(const OtherCounts& counts, std::span<ScoredLane> lanes, std::size_t quota,
+  /// The same for as many as `choose_counts()` marks in the lanes' keep bits.
+  /// @param num_safe  num_safe(index of a lane)
+  template <class Input>
+  void choose_within(FunctionRef<void()> choose_counts,
+                     FunctionRef<std::size_t(std::size_t)> num_safe, std::span<ScoredLane> lanes,
                      const Input& input) const {
-    safe_.assign(lanes.size(), 0);
-    if constexpr (requires { counts.num_safe(lanes, quota, std::size_t{}); }) {
-      for (std::size_t l = 0; l < lanes.size(); ++l)
-        safe_[l] = counts.num_safe(lanes, quota, l);
-    }
+    safe_.clear();
+    for (std::size_t l = 0; l < lanes.size(); ++l)
+      safe_.push_back(num_safe(l));
     saved_.clear();
     for (const ScoredLane& lane : lanes) {
       saved_.insert(saved_.end(), lane.keep.begin(), lane.keep.end());
       saved_.insert(saved_.end(), lane.candidates.begin(), lane.candidates.end());
     }
-    counts.choose(lanes, quota, input);
+    choose_counts();
     auto from = saved_.begin();
     for (std::size_t l = 0; l < lanes.size(); ++l) {
       const std::size_t chosen = detail::count_bits(lanes[l].keep);
