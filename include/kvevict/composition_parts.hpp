@@ -175,6 +175,11 @@ struct Additions {
     if (part_selects)
       selector = std::move(part.selector);
   }
+  /// Whether any of it works on scores.
+  [[nodiscard]] bool change_scores() const noexcept {
+    return !samples.is_idle() || !stages.is_idle() || rule || selector.index() != 0 ||
+           second_stage || twins;
+  }
   /// What all of it reads.
   [[nodiscard]] Inputs inputs() const {
     return samples.inputs() | stages.inputs() |
@@ -188,8 +193,9 @@ struct EditsOfAdditions {
   std::optional<AddedBudgets> budgets;
   std::optional<Competition> competition;
   AddedWindows windows;
-  bool prompts_only = false;   // what is decoded comes on top of the budgets
-  bool whole_prompts = false;  // until they are complete
+  bool prompts_only = false;                  // what is decoded comes on top of the budgets
+  bool whole_prompts = false;                 // until they are complete
+  std::optional<std::size_t> windows_budget;  // of a policy without scores: nothing else stays
 
   void operator()(Allocation& allocation, const Sequence& sequence) const noexcept {
     if (budgets) {
@@ -199,6 +205,8 @@ struct EditsOfAdditions {
       allocation.headroom = 0;  // a table says what is kept, not what may gather above it
     }
     allocation.competition = competition.value_or(allocation.competition);
+    if (windows_budget && allocation.lane_budgets.empty())
+      allocation.budget = *windows_budget;
     if (whole_prompts)
       KeepUnfinishedPrompts{}(allocation, sequence);
   }
@@ -303,6 +311,8 @@ struct WithAdditions : Base {
       if (condition)
         throw_invalid_argument(where, std::string(Base::kName).append(" ").append(why));
     };
+    refuse(kScoresNothing && added.change_scores(),
+           "goes by positions alone: it has no scores to change or to choose by");
     const MaskScope scope = Base::scope(options);
     // Of a set that heads share, the scores are one by now and the values are still several.
     refuse(scope != MaskScope::kHead && covers(added.inputs(), Inputs::kValues),
@@ -369,9 +379,14 @@ struct WithAdditions : Base {
         .competition = added.competition,
         .windows = added.windows.value_or(AddedWindows{}),
         .prompts_only = Base::trigger(options) == Trigger::kPrefillEnd,
-        .whole_prompts = added.budgets || (added.rule && !added.rule->is_frozen())};
+        .whole_prompts = added.budgets || (added.rule && !added.rule->is_frozen()),
+        .windows_budget = std::nullopt};
     if (added.budgets)
       edits.budgets = make_budgets(options, shape, Base::kName);
+    if constexpr (kScoresNothing) {
+      const Protection stays = protection(options);
+      edits.windows_budget = saturating_add(stays.num_sink_tokens, stays.recent_window);
+    }
     return EditedAllocator(allocator_of<Base>(options, shape), std::move(edits));
   }
   static auto selector(const Options& options) {
@@ -383,6 +398,8 @@ struct WithAdditions : Base {
   }
 
  private:
+  static constexpr bool kScoresNothing = Composed<Base>::kScoresNothing;
+
   struct OwnBudgets {
     bool are_table = false;  // of lanes, or made from what was observed
     bool any_unbounded = false;

@@ -14,6 +14,7 @@
 #include "kvevict/core/types.hpp"
 #include "kvevict/policies/policy.hpp"
 #include "kvevict/scoring/attention_rows.hpp"
+#include "kvevict/scoring/equal_scores.hpp"
 #include "kvevict/scoring/pipeline.hpp"
 #include "kvevict/scoring/score_input.hpp"
 #include "kvevict/selection/pool_selection.hpp"
@@ -40,6 +41,7 @@ KVEVICT_NAMESPACE_BEGIN
 ///                                  each lane, or
 ///   allocator(options, shape)      the same where it changes from step to step (Allocator)
 ///   selector(options)              a selection of its own (Selector)
+///   streaming(allocator)           a StreamingTopK that decides the same, for frozen scores
 ///   protection(options)            what stays; needed where the allocator does not say it
 ///   scored_layer(options, layer)   the layer whose scores `layer` takes, itself or one before it:
 ///                                  only such layers are observed
@@ -310,6 +312,8 @@ class Composed {
       Parts::kRequiredInputs | detail::required_by<Selection>();
   static constexpr AttentionUse kAttentionUse = Parts::kAttentionUse;
   static constexpr bool kNeedsArtefact = detail::needs_artefact<R>();
+  /// Whether positions alone say what stays.
+  static constexpr bool kScoresNothing = std::same_as<Signal, EqualScores>;
 
   Composed(const Options& options, const CacheShape& shape)
       : options_((check(options, shape), options)),
@@ -392,6 +396,16 @@ class Composed {
     signal.end_layer(layer, sequence, kernel);
   }
   { return signal().end_layer(layer, sequence, kernel); }
+  [[nodiscard]] bool wants_hidden(std::size_t layer) const noexcept requires
+      requires(const Signal& signal) {
+    signal.wants_hidden(layer);
+  }
+  { return signal().wants_hidden(layer); }
+  std::size_t observe_hidden(std::size_t layer, const HiddenRows& rows, const Sequence& sequence,
+                             const kernels::KernelSet& kernel) requires requires(Signal& signal) {
+    signal.observe_hidden(layer, rows, sequence, kernel);
+  }
+  { return signal().observe_hidden(layer, rows, sequence, kernel); }
   std::size_t observe_query_rows(
       std::size_t layer, const QueryRows& rows, const Sequence& sequence, const ViewRef& view,
       const kernels::KernelSet& kernel) requires(kAttentionUse == AttentionUse::kQueries) {
@@ -416,9 +430,21 @@ class Composed {
   { signal().observe_scores(layer, kv_head, scores, first_slot); }
 
   [[nodiscard]] const Parts& parts() const noexcept { return pipeline_; }
+  /// [seq_len] what the signal holds of each slot, for signals that say it.
+  [[nodiscard]] std::span<const float> scores() const noexcept requires
+      requires(const Signal& signal) {
+    { signal.scores() } -> std::same_as<std::span<const float>>;
+  }
+  { return signal().scores(); }
+  /// The same decisions as a StreamingTopK, where the recipe has them.
+  [[nodiscard]] auto streaming() const requires requires(const Budgets& budgets) {
+    R::streaming(budgets);
+  }
+  { return R::streaming(allocator_); }
   [[nodiscard]] const Budgets& allocator() const noexcept { return allocator_; }
 
-  void score(const ScoreInput& input, std::size_t lane, std::span<float> out) const {
+  void score(const ScoreInput& input, std::size_t lane, std::span<float> out) const
+      requires(!kScoresNothing) {
     const CacheShape& shape = input.sequence.shape();
     const std::size_t layer = shape.first_layer(scope(), lane);
     // The lanes of a layer lie side by side.

@@ -9,7 +9,7 @@
 #include "kvevict/policies/composed.hpp"
 #include "kvevict/scoring/attention_columns.hpp"
 #include "kvevict/scoring/attention_signals.hpp"
-#include "kvevict/scoring/cache_signals.hpp"
+#include "kvevict/scoring/equal_scores.hpp"
 #include "kvevict/scoring/pipeline.hpp"
 #include "kvevict/scoring/stages.hpp"
 

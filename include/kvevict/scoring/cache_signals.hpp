@@ -25,16 +25,6 @@ KVEVICT_NAMESPACE_BEGIN
 // Signals that are read off the cache when a mask is wanted: [1 per KV head, seq_len]. They need no
 // attention and keep nothing over steps.
 
-/// All the same: for policies that protect what they keep.
-struct EqualScores {
-  static constexpr Inputs kRequiredInputs = Inputs::kNothing;
-  static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
-
-  [[nodiscard]] std::tuple<> state() const noexcept { return {}; }
-
-  void score(const ScoreInput& /*input*/, LaneScores& scores) const { scores.start(0, 0, 1); }
-};
-
 /// -|k|, which rotary embedding does not change: keys of small norm draw attention.
 struct KeyNorm {
   static constexpr Inputs kRequiredInputs = Inputs::kKeys;

@@ -57,13 +57,14 @@ class LaneScores {
   /// Makes room for `arrays_per_head` arrays of the slots [first, last); their content is
   /// unspecified.
   void start(std::size_t first, std::size_t last, std::size_t arrays_per_head) {
-    first_ = first;
-    count_ = last - first;
     arrays_per_head_ = arrays_per_head;
     num_arrays_ = arrays_per_head * heads_per_lane_;
-    data_ = num_arrays_ == 1 && last <= out_.size()
-                ? out_.subspan(first, count_)
-                : input_.scratch.floats(0, num_arrays_ * count_);
+    make_room(first, last);
+  }
+  /// The same for one array, of all KV heads of the lane together.
+  void start_one(std::size_t first, std::size_t last) {
+    keep_one();
+    make_room(first, last);
   }
   /// First slot that has a score, and how many have one. The others score 0.
   [[nodiscard]] std::size_t first() const noexcept { return first_; }
@@ -82,8 +83,11 @@ class LaneScores {
   /// [count()] memory for one more array, overwritten by others that ask for it.
   [[nodiscard]] std::span<float> spare() const { return input_.scratch.floats(1, count_); }
 
-  /// Sets the scores of a head's slots that hold no token to 0.
+  /// Sets the scores of a head's slots that hold no token to 0; the first head speaks for one array
+  /// of all of them.
   void clear_invalid(std::size_t head) const {
+    if (head * arrays_per_head_ >= num_arrays_)
+      return;
     const auto valid = cache(head).valid;
     for (std::size_t slot = 0; !valid.empty() && slot < count_; ++slot) {
       for (std::size_t i = 0; valid[first_ + slot] == 0 && i < arrays_per_head_; ++i)
@@ -114,6 +118,14 @@ class LaneScores {
   }
 
  private:
+  void make_room(std::size_t first, std::size_t last) {
+    first_ = first;
+    count_ = last - first;
+    data_ = num_arrays_ == 1 && last <= out_.size()
+                ? out_.subspan(first, count_)
+                : input_.scratch.floats(0, num_arrays_ * count_);
+  }
+
   const ScoreInput& input_;
   const CacheShape& shape_;
   std::span<float> out_;
