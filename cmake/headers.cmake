@@ -124,6 +124,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/chunk_attention.hpp
     include/kvevict/scoring/critical_scores.hpp
     include/kvevict/scoring/cur_scores.hpp
+    include/kvevict/scoring/equal_scores.hpp
     include/kvevict/scoring/expected_attention.hpp
     include/kvevict/scoring/finite_rows.hpp
     include/kvevict/scoring/forward_max.hpp
@@ -214,15 +215,21 @@ set(KVEVICT_HEADERS
     include/kvevict/selection/two_stage.hpp
     include/kvevict/selection/whole_chunks.hpp
     include/kvevict/selection/whole_pages.hpp
+    include/kvevict/temporal/attention_inertia.hpp
     include/kvevict/temporal/decoded_tokens.hpp
     include/kvevict/temporal/frozen_scores.hpp
     include/kvevict/temporal/hidden_delta.hpp
     include/kvevict/temporal/hidden_trend.hpp
+    include/kvevict/temporal/lag_deviation_scores.hpp
     include/kvevict/temporal/late_scores.hpp
+    include/kvevict/temporal/refresh_steps.hpp
     include/kvevict/temporal/rolling_window.hpp
     include/kvevict/temporal/running_scores.hpp
     include/kvevict/temporal/scores_over_steps.hpp
+    include/kvevict/temporal/segment_trend.hpp
     include/kvevict/temporal/step_sum.hpp
+    include/kvevict/temporal/trend_and_attention.hpp
+    include/kvevict/temporal/variance_trend.hpp
     include/kvevict/version.hpp
     include/kvevict/views/compact.hpp
     include/kvevict/views/contiguous_view.hpp

@@ -3,16 +3,16 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/policies/composed.hpp"
 #include "kvevict/policies/epikv_rules.hpp"
 #include "kvevict/policies/policy.hpp"
+#include "kvevict/scoring/pipeline.hpp"
 #include "kvevict/selection/streaming_top_k.hpp"
 #include "kvevict/temporal/hidden_trend.hpp"
 
-#include <algorithm>
 #include <cstddef>
-#include <span>
 #include <string_view>
-#include <tuple>
 #include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
@@ -71,39 +71,24 @@ struct EpiKVOptions {
 /// finite spoils the two differences it is part of, whose tokens score 0; equal scores keep the
 /// older token. A rollback of more than max_rollback tokens leaves shorter windows and a first
 /// difference of 0.
+///
+/// method().scores(): [seq_len] the frozen score of each slot, -infinity where none was given.
+///
+/// method().streaming(): the same decisions in O(log K) a token, for engines that put the next
+/// token where the evicted one was. The policy then only scores, without should_evict, select and
+/// apply: push the newest of scores() for every decoded token.
 template <class Variant>
-class EpiKVMethod : public detail::EpiKVRules {
- public:
+struct EpiKVRecipe : detail::EpiKVRules<EpiKVRecipe<Variant>> {
   using Options = EpiKVOptions<Variant>;
   static constexpr std::string_view kName = Variant::kName;
-  static constexpr Inputs kRequiredInputs = Inputs::kHiddenStates;
-  static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
 
-  EpiKVMethod(const Options& options, const CacheShape& shape)
-      : EpiKVRules(kName, shape, options.budget, options.recent_window),
-        hidden_(shape, bands(options, shape), Variant::kStatistic,
-                detail::epikv_window(kName, options.window, options.max_rollback),
-                options.max_rollback) {}
-
-  [[nodiscard]] auto state() noexcept { return std::tie(hidden_); }
-
-  [[nodiscard]] bool wants_hidden(std::size_t layer) const noexcept { return hidden_.wants(layer); }
-  std::size_t observe_hidden(std::size_t layer, const HiddenRows& rows, const Sequence& sequence,
-                             const kernels::KernelSet& kernel) {
-    return hidden_.observe(layer, rows, sequence, kernel);
+  static auto pipeline(const Options& options, const CacheShape& shape) {
+    return Pipeline(
+        detail::epikv_trend(kName, options, shape, bands(options, shape), Variant::kStatistic));
   }
-  void score(const ScoreInput& /*input*/, std::size_t /*lane*/,
-             std::span<float> out) const noexcept {
-    std::copy(hidden_.scores().begin(), hidden_.scores().end(), out.begin());
+  [[nodiscard]] static StreamingTopK streaming(const detail::EpiKVBudget& budget) {
+    return budget.streaming();
   }
-
-  /// [seq_len] frozen score of each slot; -infinity where none was given.
-  [[nodiscard]] std::span<const float> scores() const noexcept { return hidden_.scores(); }
-
-  /// The same decisions in O(log K) a token, for engines that put the next token where the evicted
-  /// one was. The policy then only scores, without should_evict, select and apply: push the newest
-  /// of scores() for every decoded token.
-  [[nodiscard]] StreamingTopK streaming() const { return {budget(), recency()}; }
 
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
@@ -127,22 +112,20 @@ class EpiKVMethod : public detail::EpiKVRules {
                                   Variant::kLastB, shape.num_layers),
              -detail::epikv_weight(kName, "weight_b", options.weight_b)}};
   }
-
-  HiddenTrend hidden_;
 };
 
 // policy: EpiKV | `z_64(g_10) - z_64(g_21)` when i came, `g_l = norm(hid_l(i) - hid_l(i-1))`
 //   | hidden states of 2 layers | - | model | decoded tokens
 //   | 4 B; fixed: (max_rollback + 2) 4 hidden_size B per layer that it looks at
 //   | hidden size + a pass over the scores, or O(log budget) by `streaming()` | 2606.26472
-using EpiKV = Policy<EpiKVMethod<EpiKVZScore>>;
+using EpiKV = Policy<Composed<EpiKVRecipe<EpiKVZScore>>>;
 // policy: EpiKVRaw | `mean_64(g_10) - mean_64(g_21)` when i came | hidden states of 2 layers | -
 //   | model | decoded tokens | 4 B; fixed as `EpiKV` | as `EpiKV` | 2606.26472
-using EpiKVRaw = Policy<EpiKVMethod<EpiKVRollingMean>>;
+using EpiKVRaw = Policy<Composed<EpiKVRecipe<EpiKVRollingMean>>>;
 // policy: EpiKVBands | `1.29 z_64(mean g_7..13) - z_64(mean g_18..25)` when i came
 //   | hidden states of two bands of layers | - | model | decoded tokens | 4 B; fixed as `EpiKV`
 //   | as `EpiKV`, for all layers of the bands | 2606.26472
-using EpiKVBands = Policy<EpiKVMethod<EpiKVBandMean>>;
+using EpiKVBands = Policy<Composed<EpiKVRecipe<EpiKVBandMean>>>;
 
 KVEVICT_NAMESPACE_END
 

@@ -4,19 +4,15 @@
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/error.hpp"
-#include "kvevict/core/slot_bits.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/policies/composed.hpp"
 #include "kvevict/policies/epikv_rules.hpp"
 #include "kvevict/policies/policy.hpp"
-#include "kvevict/scoring/kv_part.hpp"
-#include "kvevict/scoring/lag_deviation.hpp"
-#include "kvevict/temporal/decoded_tokens.hpp"
-#include "kvevict/temporal/late_scores.hpp"
+#include "kvevict/scoring/pipeline.hpp"
+#include "kvevict/temporal/lag_deviation_scores.hpp"
 
-#include <algorithm>
 #include <cstddef>
-#include <span>
 #include <string_view>
-#include <tuple>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -40,50 +36,15 @@ struct EpiKVLagOptions {
 /// streaming() as in EpiKV: chunks are of tokens in order, and a cache in which the next token
 /// takes the evicted one's slot has lost it.
 template <bool kWithValues>
-class EpiKVLagMethod : public detail::EpiKVRules {
- public:
+struct EpiKVLagRecipe : detail::EpiKVRules<EpiKVLagRecipe<kWithValues>> {
   using Options = EpiKVLagOptions;
   static constexpr std::string_view kName = kWithValues ? "EpiKVLag" : "EpiKVLagKey";
-  static constexpr Inputs kRequiredInputs =
-      kWithValues ? Inputs::kKeys | Inputs::kValues : Inputs::kKeys;
-  static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
 
-  EpiKVLagMethod(const Options& options, const CacheShape& shape)
-      : EpiKVRules(kName, shape, options.budget, options.recent_window),
-        options_(options),
-        frozen_(shape) {
+  static void check(const Options& options, const CacheShape& /*shape*/) {
     detail::require(options.chunk_len > 0, kName, "chunk_len", options.chunk_len, "must be > 0");
   }
-
-  [[nodiscard]] auto state() noexcept { return std::tie(frozen_); }
-
-  void score(const ScoreInput& input, std::size_t lane, std::span<float> out) const {
-    std::fill(out.begin(), out.end(), 0.0F);
-    std::size_t first = 0;
-    if (options_.frozen) {
-      first = out.size();
-      for_each_decoded_slot(input.sequence, lane, [&](std::size_t slot) {
-        if (!frozen_.is_frozen(slot))
-          first = std::min(first, slot);
-      });
-    }
-    LagDeviation deviation(input.view, options_.chunk_len, input.kernel, input.scratch);
-    deviation.add(KvPart::kKeys, first, out);
-    if constexpr (kWithValues)
-      deviation.add(KvPart::kValues, first, out);
-    if (!options_.frozen)
-      return;
-    for (std::size_t slot = 0; slot < out.size(); ++slot) {
-      if (frozen_.is_frozen(slot))
-        out[slot] = frozen_.values()[slot];
-    }
-  }
-  void normalise(std::span<ScoredLane> lanes, const ScoreInput& /*input*/) const {
-    if (!options_.frozen)
-      return;
-    frozen_.clear_proposals();
-    detail::for_each_bit(lanes[0].candidates,
-                         [&](std::size_t slot) { frozen_.propose(slot, lanes[0].scores[slot]); });
+  static auto pipeline(const Options& options, const CacheShape& shape) {
+    return Pipeline(LagDeviationScores<kWithValues>(shape, options.chunk_len, options.frozen));
   }
 
   template <class Visit>
@@ -93,10 +54,6 @@ class EpiKVLagMethod : public detail::EpiKVRules {
     visit("chunk_len", options.chunk_len);
     visit("frozen", options.frozen);
   }
-
- private:
-  Options options_;
-  LateScores frozen_;
 };
 
 // policy: EpiKVLag
@@ -104,10 +61,10 @@ class EpiKVLagMethod : public detail::EpiKVRules {
 //     and high of the chunk before; u_V of v alike
 //   | K, V | - | model | decoded tokens | 4 B; scratch 8 chunk_len head_dim B
 //   | a pass over K and V (frozen: over the new ones) | 2606.26472
-using EpiKVLag = Policy<EpiKVLagMethod<true>>;
+using EpiKVLag = Policy<Composed<EpiKVLagRecipe<true>>>;
 // policy: EpiKVLagKey | `u_K`, as in `EpiKVLag` | K | - | model | decoded tokens
 //   | 4 B; scratch 8 chunk_len head_dim B | a pass over K (frozen: over the new ones) | 2606.26472
-using EpiKVLagKey = Policy<EpiKVLagMethod<false>>;
+using EpiKVLagKey = Policy<Composed<EpiKVLagRecipe<false>>>;
 
 KVEVICT_NAMESPACE_END
 

@@ -10,12 +10,15 @@
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/types.hpp"
 #include "kvevict/policies/policy.hpp"
+#include "kvevict/selection/streaming_top_k.hpp"
+#include "kvevict/temporal/hidden_trend.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <limits>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
@@ -37,49 +40,59 @@ inline constexpr std::size_t kEpiKVLayerB = 21;
 
 namespace detail {
 
-/// K in tokens. Throws where it is a share: of a cache that is cut in every step that has no
-/// meaning.
-[[nodiscard]] inline std::size_t epikv_budget(std::string_view where, const Budget& budget,
-                                              const CacheShape& shape) {
-  if (budget.is_share()) {
-    throw_invalid_argument(where, "budget is a share; must be a number of tokens or a total");
-  }
-  return budget.tokens_of(0, shape.num_layers * shape.num_kv_heads);
-}
-
-/// The recent window that the option stands for.
-[[nodiscard]] constexpr std::size_t epikv_recency(std::size_t recent_window,
-                                                  std::size_t budget) noexcept {
-  return recent_window == kEpiKVRecency ? std::min<std::size_t>(128, budget / 4) : recent_window;
-}
-
-/// One keep-set, cut after decode steps to the prompt, sinks, the newest tokens and the best.
-class EpiKVRules {
+/// K tokens, the newest R and the prompts among them.
+class EpiKVBudget {
  public:
-  [[nodiscard]] static MaskScope scope() noexcept { return MaskScope::kModel; }
-  [[nodiscard]] static Trigger trigger() noexcept { return Trigger::kDecodeSteps; }
+  /// Throws InvalidArgument, naming `where`, for a share: of a cache that is cut in every step it
+  /// has no meaning.
+  EpiKVBudget(std::string_view where, const Budget& budget, const CacheShape& shape,
+              std::size_t recent_window, std::size_t num_sink_tokens = 0)
+      : tokens_((check_budget(where, budget),
+                 budget.tokens_of(0, shape.num_layers * shape.num_kv_heads))),
+        recency_(recent_window == kEpiKVRecency ? std::min<std::size_t>(128, tokens_ / 4)
+                                                : recent_window),
+        num_sink_tokens_(num_sink_tokens) {}
+
+  [[nodiscard]] std::size_t tokens() const noexcept { return tokens_; }
+  [[nodiscard]] StreamingTopK streaming() const { return {tokens_, recency_}; }
   [[nodiscard]] Protection protection(const Sequence& /*sequence*/) const noexcept {
     return {.num_sink_tokens = num_sink_tokens_, .recent_window = recency_, .prompt = true};
   }
   [[nodiscard]] Allocation allocation(const Sequence& /*sequence*/) const noexcept {
-    return {.budget = budget_};
+    return {.budget = tokens_};
   }
 
- protected:
-  /// Throws InvalidArgument, naming `where`.
-  EpiKVRules(std::string_view where, const CacheShape& shape, const Budget& budget,
-             std::size_t recent_window, std::size_t num_sink_tokens = 0)
-      : budget_(epikv_budget(where, budget, shape)),
-        recency_(epikv_recency(recent_window, budget_)),
-        num_sink_tokens_(num_sink_tokens) {}
-
-  [[nodiscard]] std::size_t budget() const noexcept { return budget_; }
-  [[nodiscard]] std::size_t recency() const noexcept { return recency_; }
-
  private:
-  std::size_t budget_;  // K, in tokens
+  static void check_budget(std::string_view where, const Budget& budget) {
+    if (budget.is_share())
+      throw_invalid_argument(where, "budget is a share; must be a number of tokens or a total");
+  }
+
+  std::size_t tokens_;  // K
   std::size_t recency_;
   std::size_t num_sink_tokens_;
+};
+
+/// One keep-set, cut after decode steps to the prompt, sinks, the newest tokens and the best.
+/// `Self` is the recipe that derives from it.
+template <class Self>
+struct EpiKVRules {
+  template <class O>
+  [[nodiscard]] static MaskScope scope(const O& /*options*/) noexcept {
+    return MaskScope::kModel;
+  }
+  template <class O>
+  [[nodiscard]] static Trigger trigger(const O& /*options*/) noexcept {
+    return Trigger::kDecodeSteps;
+  }
+  template <class O>
+  [[nodiscard]] static EpiKVBudget allocator(const O& options, const CacheShape& shape) {
+    if constexpr (requires { options.num_sink_tokens; }) {
+      return {Self::kName, options.budget, shape, options.recent_window, options.num_sink_tokens};
+    } else {
+      return {Self::kName, options.budget, shape, options.recent_window};
+    }
+  }
 };
 
 /// `given`, checked, or blocks [first, last] of the paper's 32 at the same share of the depth:
@@ -111,13 +124,23 @@ class EpiKVRules {
   return weight;
 }
 
-/// `window` of the rolling statistics, checked together with what is kept for rollbacks.
-[[nodiscard]] inline std::size_t epikv_window(std::string_view where, std::size_t window,
-                                              std::size_t max_rollback) {
+/// Throws for options of a rolling statistic that make no sense, `where` being the policy.
+template <class O>
+void check_epikv_window(std::string_view where, const O& options) {
   constexpr std::size_t kMost = std::size_t{1} << 24U;
-  require(window > 0 && window <= kMost, where, "window", window, "must be in [1, 2^24]");
-  require(max_rollback <= kMost, where, "max_rollback", max_rollback, "must be at most 2^24");
-  return window;
+  require(options.window > 0 && options.window <= kMost, where, "window", options.window,
+          "must be in [1, 2^24]");
+  require(options.max_rollback <= kMost, where, "max_rollback", options.max_rollback,
+          "must be at most 2^24");
+}
+
+/// The trend of the bands that a policy's options choose.
+template <class O>
+[[nodiscard]] HiddenTrend epikv_trend(std::string_view where, const O& options,
+                                      const CacheShape& shape, std::vector<LayerBand> bands,
+                                      BandStatistic statistic = BandStatistic::kZScore) {
+  check_epikv_window(where, options);
+  return HiddenTrend(shape, std::move(bands), statistic, options.window, options.max_rollback);
 }
 
 }  // namespace detail

@@ -4,94 +4,20 @@
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/error.hpp"
-#include "kvevict/core/slot_bits.hpp"
+#include "kvevict/core/shape.hpp"
+#include "kvevict/policies/composed.hpp"
 #include "kvevict/policies/epikv_rules.hpp"
 #include "kvevict/policies/policy.hpp"
-#include "kvevict/scoring/kv_part.hpp"
-#include "kvevict/scoring/row_sums.hpp"
-#include "kvevict/scoring/token_variance.hpp"
+#include "kvevict/scoring/pipeline.hpp"
 #include "kvevict/selection/segment_caps.hpp"
-#include "kvevict/temporal/hidden_trend.hpp"
-#include "kvevict/temporal/step_sum.hpp"
+#include "kvevict/temporal/segment_trend.hpp"
 
-#include <algorithm>
-#include <cmath>
+#include <concepts>
 #include <cstddef>
-#include <cstdint>
-#include <span>
 #include <string_view>
-#include <tuple>
 #include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
-
-// What makes a segment important: importance(input, slots) of its candidate slots, higher = more,
-// and what an engine has to hand over for it.
-
-/// Segment-HS: low entropy of the newest token's attention inside the segment, the row averaged
-/// over the query heads of the last four layers. A segment without any attention counts as evenly
-/// attended.
-class AttentionEntropy {
- public:
-  static constexpr std::string_view kName = "EpiKVSegmentHS";
-  static constexpr Inputs kRequiredInputs = Inputs::kAttention;
-  static constexpr AttentionUse kAttentionUse = AttentionUse::kLastRow;
-
-  explicit AttentionEntropy(const CacheShape& shape) : shape_(shape), row_(shape) {}
-
-  [[nodiscard]] auto state() noexcept { return std::tie(row_); }
-  [[nodiscard]] bool wants_layer(std::size_t layer) const noexcept {
-    return layer + kNumLayers >= shape_.num_layers;
-  }
-  std::size_t observe_rows(const GroupRows& rows, const kernels::KernelSet& kernel) noexcept {
-    const std::size_t layers = std::min(kNumLayers, shape_.num_layers);
-    return add_rows(rows, 1.0F / static_cast<float>(layers * shape_.num_q_heads), kernel,
-                    row_.values());
-  }
-  [[nodiscard]] float importance(const ScoreInput& /*input*/,
-                                 std::span<const std::uint32_t> slots) const noexcept {
-    double sum = 0.0;
-    for (const std::uint32_t slot : slots)
-      sum += static_cast<double>(row_.values()[slot]);
-    if (!(sum > 0.0))
-      return -std::log(static_cast<float>(slots.size()));
-    double entropy = 0.0;
-    for (const std::uint32_t slot : slots) {
-      const double share = static_cast<double>(row_.values()[slot]) / sum;
-      if (share > 0.0)
-        entropy -= share * std::log(share);
-    }
-    return static_cast<float>(-entropy);
-  }
-
- private:
-  static constexpr std::size_t kNumLayers = 4;
-
-  CacheShape shape_;
-  StepSum row_;
-};
-
-/// EpiKV-Seg: high mean key variance (token_variances). Needs no attention.
-class KeyVariance {
- public:
-  static constexpr std::string_view kName = "EpiKVSeg";
-  static constexpr Inputs kRequiredInputs = Inputs::kKeys;
-  static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
-
-  explicit KeyVariance(const CacheShape& /*shape*/) noexcept {}
-
-  [[nodiscard]] std::tuple<> state() noexcept { return {}; }
-  [[nodiscard]] float importance(const ScoreInput& input,
-                                 std::span<const std::uint32_t> slots) const {
-    const std::size_t first = slots.front();
-    const std::span<float> variances = input.scratch.floats(2, slots.back() + 1 - first);
-    token_variances(input.view, KvPart::kKeys, first, input.kernel, input.scratch, variances);
-    double sum = 0.0;
-    for (const std::uint32_t slot : slots)
-      sum += static_cast<double>(variances[slot - first]);
-    return static_cast<float>(sum / static_cast<double>(slots.size()));
-  }
-};
 
 struct EpiKVSegmentOptions {
   Budget budget = 1024;                       ///< most tokens kept, prompt included (paper: K)
@@ -114,59 +40,29 @@ struct EpiKVSegmentOptions {
 /// Left open by the paper: segments are counted from the oldest evictable token of the cache as
 /// it is now, the last one is short; thirds go by rank (SegmentCaps), not by quantile.
 template <class Importance>
-class EpiKVSegmentsMethod : public detail::EpiKVRules {
- public:
+struct EpiKVSegmentsRecipe : detail::EpiKVRules<EpiKVSegmentsRecipe<Importance>> {
   using Options = EpiKVSegmentOptions;
-  static constexpr std::string_view kName = Importance::kName;
-  static constexpr Inputs kRequiredInputs = Inputs::kHiddenStates | Importance::kRequiredInputs;
-  static constexpr AttentionUse kAttentionUse = Importance::kAttentionUse;
+  static constexpr std::string_view kName =
+      std::same_as<Importance, AttentionEntropy> ? "EpiKVSegmentHS" : "EpiKVSeg";
 
-  EpiKVSegmentsMethod(const Options& options, const CacheShape& shape)
-      : EpiKVRules(kName, shape, options.budget, options.recent_window),
-        caps_{options.segment_len, {options.cap_high, options.cap_middle, options.cap_low}},
-        hidden_(shape,
-                {{detail::epikv_layers(kName, "layers_a", options.layers_a, kEpiKVLayerA,
-                                       kEpiKVLayerA, shape.num_layers)},
-                 {detail::epikv_layers(kName, "layers_b", options.layers_b, kEpiKVLayerB,
-                                       kEpiKVLayerB, shape.num_layers),
-                  -1.0}},
-                BandStatistic::kZScore,
-                detail::epikv_window(kName, options.window, options.max_rollback),
-                options.max_rollback),
-        importance_(shape) {
+  static void check(const Options& options, const CacheShape& /*shape*/) {
     detail::require(options.segment_len > 0, kName, "segment_len", options.segment_len,
                     "must be > 0");
   }
-
-  [[nodiscard]] auto state() noexcept {
-    return std::tuple_cat(std::tie(hidden_), importance_.state());
+  static auto pipeline(const Options& options, const CacheShape& shape) {
+    return Pipeline(SegmentTrend<Importance>(
+        shape,
+        detail::epikv_trend(kName, options, shape,
+                            {{detail::epikv_layers(kName, "layers_a", options.layers_a,
+                                                   kEpiKVLayerA, kEpiKVLayerA, shape.num_layers)},
+                             {detail::epikv_layers(kName, "layers_b", options.layers_b,
+                                                   kEpiKVLayerB, kEpiKVLayerB, shape.num_layers),
+                              -1.0}}),
+        EpiKVSegmentsRecipe::allocator(options, shape).tokens()));
   }
-
-  [[nodiscard]] bool wants_hidden(std::size_t layer) const noexcept { return hidden_.wants(layer); }
-  std::size_t observe_hidden(std::size_t layer, const HiddenRows& rows, const Sequence& sequence,
-                             const kernels::KernelSet& kernel) {
-    return hidden_.observe(layer, rows, sequence, kernel);
-  }
-  /// The newest row, and that only in a step that cuts.
-  [[nodiscard]] std::size_t wanted_rows(const Sequence& sequence,
-                                        std::size_t layer) const noexcept {
-    const bool cuts = decoded_in_step(sequence) > 0 && sequence.seq_len(0) > budget();
-    return cuts && importance_.wants_layer(layer) ? 1 : 0;
-  }
-  std::size_t observe_rows(const GroupRows& rows, const Sequence& /*sequence*/,
-                           const kernels::KernelSet& kernel) noexcept {
-    return importance_.observe_rows(rows, kernel);
-  }
-
-  void score(const ScoreInput& /*input*/, std::size_t /*lane*/,
-             std::span<float> out) const noexcept {
-    std::copy(hidden_.scores().begin(), hidden_.scores().end(), out.begin());
-  }
-  void normalise(std::span<ScoredLane> lanes, const ScoreInput& input) const {
-    const std::size_t held = detail::count_bits(lanes[0].keep);
-    segments_.run(
-        caps_, budget() > held ? budget() - held : 0, lanes[0],
-        [&](std::span<const std::uint32_t> slots) { return importance_.importance(input, slots); });
+  static auto selector(const Options& options) {
+    return CappedSegments(
+        {options.segment_len, {options.cap_high, options.cap_middle, options.cap_low}});
   }
 
   template <class Visit>
@@ -182,23 +78,17 @@ class EpiKVSegmentsMethod : public detail::EpiKVRules {
     visit("window", options.window);
     visit("max_rollback", options.max_rollback);
   }
-
- private:
-  SegmentCapOptions caps_;
-  HiddenTrend hidden_;
-  Importance importance_;
-  mutable SegmentCaps segments_;  // scratch of select
 };
 
 // policy: EpiKVSegmentHS
 //   | as `EpiKV`; segments of 128 keep 64, 32 or 8, most where `a[H,new,.]` has low entropy
 //   | newest row, hidden states | - | model | decoded tokens | 8 B; fixed as `EpiKV`
 //   | a pass over the row | 2606.26472
-using EpiKVSegmentHS = Policy<EpiKVSegmentsMethod<AttentionEntropy>>;
+using EpiKVSegmentHS = Policy<Composed<EpiKVSegmentsRecipe<AttentionEntropy>>>;
 // policy: EpiKVSeg | as `EpiKV`; segments of 128 keep 64, 32 or 8, most where `var_c(k)` is large
 //   | hidden states, K | - | model | decoded tokens | 4 B; fixed as `EpiKV` | a pass over K
 //   | 2606.26472
-using EpiKVSeg = Policy<EpiKVSegmentsMethod<KeyVariance>>;
+using EpiKVSeg = Policy<Composed<EpiKVSegmentsRecipe<KeyVariance>>>;
 
 KVEVICT_NAMESPACE_END
 

@@ -8,6 +8,7 @@
 #include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/scoring/channel_ranges.hpp"
 #include "kvevict/scoring/kv_part.hpp"
+#include "kvevict/scoring/lane_scores.hpp"
 #include "kvevict/scoring/row_blocks.hpp"
 #include "kvevict/scoring/token_blocks.hpp"
 
@@ -46,10 +47,11 @@ class LagDeviation {
 
   /// Adds u to `out` [seq_len] for the tokens of every chunk that reaches slot `first_slot` or
   /// further; a score does not depend on what lies behind its chunk, so later chunks can be
-  /// scored alone. O(layers * kv_heads * slots * dim). Uses scratch buffers 0 to 3.
+  /// scored alone. O(layers * kv_heads * slots * dim). Uses the four scratch buffers from
+  /// LaneScores::kFirstFree on.
   void add(KvPart part, std::size_t first_slot, std::span<float> out) {
     const std::size_t dim = dim_of(shape_, part);
-    ChannelRanges ranges(scratch_.floats(3, 2 * dim), kernel_);
+    ChannelRanges ranges(scratch_.floats(kBuffer + 3, 2 * dim), kernel_);
     for (std::size_t head = 0; head < shape_.num_kv_heads; ++head) {
       ranges.finish_unscaled();
       for (std::size_t first = 0; first < seq_len_;) {
@@ -85,24 +87,24 @@ class LagDeviation {
     std::size_t tokens = 0;
     for (std::size_t slot = first; slot < last; ++slot)
       tokens += is_valid(slot) ? 1 : 0;
-    const std::span<float> means = scratch_.floats(1, tokens * dim);
-    const std::span<float> wide = scratch_.floats(2, dim);
+    const std::span<float> means = scratch_.floats(kBuffer + 1, tokens * dim);
+    const std::span<float> wide = scratch_.floats(kBuffer + 2, dim);
     std::fill(means.begin(), means.end(), 0.0F);
     for (std::size_t layer = 0; layer < shape_.num_layers; ++layer) {
       float* mean = means.data();
-      for_each_row_block(rows_of(view_.lane(layer, head), part), dim, first, last, kernel_,
-                         scratch_.vector(0), [&](const kernels::RowBlock& rows, std::size_t slot) {
-                           const auto* row = static_cast<const std::byte*>(rows.data);
-                           for (std::size_t i = 0; i < rows.num_rows;
-                                ++i, row += rows.stride_bytes) {
-                             if (!is_valid(slot + i))
-                               continue;
-                             kernel_.widen(row, rows.type, dim, wide.data());
-                             if (kernel_.add(1.0F, wide.data(), dim, mean) > 0)
-                               spread_non_finite(wide, mean);
-                             mean += dim;
-                           }
-                         });
+      for_each_row_block(
+          rows_of(view_.lane(layer, head), part), dim, first, last, kernel_,
+          scratch_.vector(kBuffer), [&](const kernels::RowBlock& rows, std::size_t slot) {
+            const auto* row = static_cast<const std::byte*>(rows.data);
+            for (std::size_t i = 0; i < rows.num_rows; ++i, row += rows.stride_bytes) {
+              if (!is_valid(slot + i))
+                continue;
+              kernel_.widen(row, rows.type, dim, wide.data());
+              if (kernel_.add(1.0F, wide.data(), dim, mean) > 0)
+                spread_non_finite(wide, mean);
+              mean += dim;
+            }
+          });
     }
     kernel_.scale(1.0F / static_cast<float>(shape_.num_layers), means.size(), means.data());
     return means;
@@ -128,6 +130,7 @@ class LagDeviation {
   }
 
   static constexpr float kEpsilon = 1e-9F;
+  static constexpr std::size_t kBuffer = LaneScores::kFirstFree;
 
   const ViewRef& view_;
   CacheShape shape_;

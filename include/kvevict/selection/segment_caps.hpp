@@ -95,6 +95,28 @@ class SegmentCaps {
   std::vector<std::uint32_t> order_;
 };
 
+/// The selection of a policy with one set of tokens whose signal has importance(input, slots) of a
+/// segment: what SegmentCaps leave stays.
+class CappedSegments {
+ public:
+  explicit CappedSegments(const SegmentCapOptions& options) : options_(options) {}
+
+  template <class Input, class Signal>
+  void choose(std::span<ScoredLane> lanes, std::size_t quota, const Input& input,
+              const Signal& signal) const {
+    ScoredLane& lane = lanes.front();
+    caps_.run(options_, quota, lane, [&](std::span<const std::uint32_t> slots) {
+      return signal.importance(input, slots);
+    });
+    detail::for_each_bit(lane.candidates,
+                         [&](std::size_t slot) { detail::set_bit(lane.keep, slot); });
+  }
+
+ private:
+  SegmentCapOptions options_;
+  mutable SegmentCaps caps_;  // scratch of a selection
+};
+
 KVEVICT_NAMESPACE_END
 
 #endif  // KVEVICT_SELECTION_SEGMENT_CAPS_HPP_

@@ -7,6 +7,8 @@
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/slot_array.hpp"
 #include "kvevict/core/types.hpp"
+#include "kvevict/scoring/lane_scores.hpp"
+#include "kvevict/temporal/decoded_tokens.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -28,6 +30,12 @@ class FrozenScores {
   }
   /// [seq_len], by slot.
   [[nodiscard]] std::span<const float> values() const noexcept { return scores_.at(0); }
+  /// Makes those of decoded tokens a lane's scores.
+  void load(const Sequence& sequence, LaneScores& scores) const {
+    score_decoded_runs(sequence, scores, [&](std::size_t first, std::span<float> out) {
+      std::copy_n(values().begin() + static_cast<std::ptrdiff_t>(first), out.size(), out.begin());
+    });
+  }
 
   void append(std::size_t count) { scores_.append(count, -std::numeric_limits<float>::infinity()); }
   void apply(const KeepMask& mask) { scores_.apply(mask); }

@@ -7,7 +7,10 @@
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/step_inputs.hpp"
+#include "kvevict/core/types.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
+#include "kvevict/scoring/lane_scores.hpp"
+#include "kvevict/scoring/score_input.hpp"
 #include "kvevict/temporal/decoded_tokens.hpp"
 #include "kvevict/temporal/frozen_scores.hpp"
 #include "kvevict/temporal/hidden_delta.hpp"
@@ -18,6 +21,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -35,9 +39,10 @@ enum class BandStatistic : std::uint8_t {
   kMean,    ///< mean of the window (EpiKV eq. 2)
 };
 
-/// Scores tokens by how the residual stream moves when they are fed: the weighted sum over bands
-/// of a rolling statistic of g, the mean over the band's layers taken first. A token gets its
-/// score in the step that appends it, once every layer was handed over, and keeps it.
+/// A signal that scores tokens by how the residual stream moves when they are fed: the weighted sum
+/// over bands of a rolling statistic of g, the mean over the band's layers taken first. A token
+/// gets its score in the step that appends it, once every layer was handed over, and keeps it. For
+/// one set of tokens for the whole model: [1, seq_len].
 ///
 /// Prompt tokens get none; the last one is what the first decoded token differs from. Windows
 /// hold decoded tokens in the order of generation and go on over a further prompt.
@@ -45,6 +50,8 @@ class HiddenTrend {
  public:
   /// Of the deviation in eq. 3 (authors' code).
   static constexpr double kEpsilon = 1e-6;
+  static constexpr Inputs kRequiredInputs = Inputs::kHiddenStates;
+  static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
 
   HiddenTrend(const CacheShape& shape, std::vector<LayerBand> bands, BandStatistic statistic,
               std::size_t window, std::size_t max_rollback)
@@ -54,14 +61,17 @@ class HiddenTrend {
         scores_(shape) {
     for (const LayerBand& band : bands_) {
       for (const std::size_t layer : band.layers) {
-        if (!wants(layer))
+        if (!wants_hidden(layer))
           layers_.push_back(layer);
       }
     }
     deltas_.assign(layers_.size(), HiddenDelta(max_rollback));
   }
 
-  [[nodiscard]] bool wants(std::size_t layer) const noexcept {
+  /// What goes over steps is all of it.
+  [[nodiscard]] auto state() noexcept { return std::tie(*this); }
+
+  [[nodiscard]] bool wants_hidden(std::size_t layer) const noexcept {
     return std::find(layers_.begin(), layers_.end(), layer) != layers_.end();
   }
 
@@ -70,8 +80,8 @@ class HiddenTrend {
   /// these do not enter a window, and their token scores 0.
   ///
   /// Throws InvalidArgument for too few rows or another hidden_size than before.
-  std::size_t observe(std::size_t layer, const HiddenRows& rows, const Sequence& sequence,
-                      const kernels::KernelSet& kernel) {
+  std::size_t observe_hidden(std::size_t layer, const HiddenRows& rows, const Sequence& sequence,
+                             const kernels::KernelSet& kernel) {
     const auto found = std::find(layers_.begin(), layers_.end(), layer);
     const std::size_t length = sequence.length();
     if (found == layers_.end() || length == 0)
@@ -115,6 +125,9 @@ class HiddenTrend {
 
   /// [seq_len] score of each slot; -infinity where none was given, as for prompt tokens.
   [[nodiscard]] std::span<const float> scores() const noexcept { return scores_.values(); }
+  void score(const ScoreInput& input, LaneScores& scores) const {
+    scores_.load(input.sequence, scores);
+  }
 
   void append(std::size_t count) {
     scores_.append(count);
