@@ -553,7 +553,7 @@ TEST(InertiaKV, RefusesWhatCannotWork) {
 
 TEST(InertiaKV, OptionsCanBeWritten) {
   InertiaKVOptions options;
-  detail::read_options<InertiaKVMethod<InertiaKVAttention>>(
+  detail::read_options<Composed<InertiaKVRecipe>>(
       "budget=25%,alpha=0.9,aggregator=cumulative,per_step=true,refresh_interval=4,"
       "score_free=true,entropy_weighted=true,layers=1:3,num_sink_tokens=4,recent_window=8",
       options);

@@ -1,6 +1,7 @@
 #ifndef KVEVICT_ALLOCATION_FIRST_PROMPT_HPP_
 #define KVEVICT_ALLOCATION_FIRST_PROMPT_HPP_
 
+#include "kvevict/allocation/allocation.hpp"
 #include "kvevict/config.hpp"
 #include "kvevict/core/budget.hpp"
 #include "kvevict/core/keep_mask.hpp"
@@ -9,6 +10,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <tuple>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -45,6 +47,23 @@ class FirstPrompt {
 
  private:
   std::size_t length_ = 0;
+};
+
+/// A budget for every step; a share is one of the first prompt.
+class BudgetOfFirstPrompt {
+ public:
+  explicit BudgetOfFirstPrompt(const Budget& budget) noexcept : budget_(budget) {}
+
+  [[nodiscard]] auto state() noexcept { return std::tie(first_prompt_); }
+
+  void begin(const Sequence& sequence) noexcept { first_prompt_.begin(sequence); }
+  [[nodiscard]] Allocation allocation(const Sequence& sequence) const noexcept {
+    return {.budget = first_prompt_.frozen(budget_, sequence)};
+  }
+
+ private:
+  Budget budget_;
+  FirstPrompt first_prompt_;
 };
 
 KVEVICT_NAMESPACE_END
