@@ -31,6 +31,7 @@
 #include "kvevict/selection/twin_repair.hpp"
 #include "kvevict/selection/two_stage.hpp"
 #include "kvevict/selection/whole_chunks.hpp"
+#include "kvevict/temporal/refresh_steps.hpp"
 #include "kvevict/temporal/scores_over_steps.hpp"
 
 #include <algorithm>
@@ -125,6 +126,7 @@ struct AddedWindows {
 struct Additions {
   AddedStages samples;  ///< stages in front of `rule`
   std::optional<NamedRule> rule;
+  RefreshSteps refresh;  ///< of `rule`
   AddedStages stages;
   std::optional<AddedWindows> windows;
   std::optional<CutSchedule> schedule;
@@ -158,6 +160,7 @@ struct Additions {
     if (part.rule) {
       samples = std::exchange(stages, {});
       rule = part.rule;
+      refresh = part.refresh;
     }
     for (auto& stage : part.stages.stages)
       stages.stages.push_back(std::move(stage));
@@ -347,7 +350,8 @@ struct WithAdditions : Base {
   static auto pipeline(const Options& options, const CacheShape& shape) {
     const Additions& added = options.additions;
     return ScoresOverSteps(shape, Base::scope(options),
-                           Base::pipeline(options, shape) | added.samples, added.rule) |
+                           Base::pipeline(options, shape) | added.samples, added.rule,
+                           added.refresh) |
            added.stages;
   }
   static void check(const Options& options, const CacheShape& shape) {
@@ -626,17 +630,26 @@ struct TwinsPart {
 /// A temporal rule over the scores so far; parts behind it work on what it makes of them.
 struct TemporalPart {
   static constexpr std::string_view kName = "temporal";
-  using Options = NamedRule;
+  struct Options : NamedRule {
+    RefreshSteps refresh;
+  };
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
     visit("rule", options.rule);
     visit("decay", options.decay);
+    visit("threshold", options.threshold);
+    visit("refresh_interval", options.refresh.interval);
+    visit("score_free", options.refresh.score_free);
   }
   static void add(const Options& options, const PartContext& context, Additions& to) {
     options.check(context.where);
+    options.refresh.check(context.where);
     require(options.uses_decay() || options.decay == Options{}.decay, context.where, "decay",
             options.decay, "has a meaning for rule = ema and decayed_sum alone");
+    require(options.uses_threshold() || options.threshold == Options{}.threshold, context.where,
+            "threshold", options.threshold, "has a meaning for rule = count and last_time alone");
     to.rule = options;
+    to.refresh = options.refresh;
   }
 };
 

@@ -119,7 +119,7 @@ TEST(CompositionText, ErrorsPointAtTheColumnAndListWhatFits) {
   EXPECT_EQ(error_of("knorm caote"), "make_policy: column 7: expected '+' or the end");
   EXPECT_EQ(error_of("knorm + "), "make_policy: column 9: expected a name");
   EXPECT_EQ(error_of(""), "make_policy: column 1: expected a name");
-  EXPECT_EQ(error_of("epikv + caote"), "EpiKV: takes no parts, column 9");
+  EXPECT_EQ(error_of("fullkv + caote"), "FullKV: takes no parts, column 10");
 }
 
 // One of them would have no effect.
@@ -241,6 +241,84 @@ TEST(CompositionText, ATemporalRuleStandsInItsPlace) {
   EXPECT_EQ(policy.describe(), "Knorm(budget=2) + temporal(rule=frozen)");
 }
 
+// What stays of 40 tokens, of which the first 8 are a prompt, when the rest comes one by one.
+KeepMask cut_decoded(AnyPolicy policy) {
+  WindowCache cache(kShape, 40);
+  Random random(6);
+  cache.fill(random);
+  cache.append(8);
+  policy.begin(8);
+  policy.append(8);
+  policy.observe_cache(cache.view());
+  policy.end_prefill(cache.view());
+  std::vector<float> queries(4 * 4);
+  std::vector<float> hidden(6);
+  while (cache.seq_len() < 40) {
+    cache.append(1);
+    policy.append(1);
+    for (std::size_t layer = 0; layer < 2; ++layer) {
+      for (auto* rows : {&queries, &hidden}) {
+        for (float& x : *rows)
+          x = static_cast<float>(random.bits() >> 40U) * 0x1p-23F - 1.0F;
+      }
+      if (policy.wants_attention(layer))
+        policy.observe_queries(layer, {queries.data(), 4, 1, 4, 4}, cache.view());
+      if (policy.wants_hidden(layer))
+        policy.observe_hidden(layer, {hidden.data(), 1, 6, 6 * sizeof(float), ElementType::kF32});
+    }
+    if (policy.wants_cache())
+      policy.observe_cache(cache.view());
+  }
+  EXPECT_EQ(policy.counters().missing_signals, 0U) << policy.describe();
+  return policy.select(cache.view());
+}
+
+// Policies whose scores have a course over steps are recipes as any others: windows as by their own
+// options, and a rule that changes nothing changes nothing.
+TEST(CompositionText, PartsFitPoliciesWithACourseOverSteps) {
+  EXPECT_EQ(cut_decoded(make("streaming_llm(num_sink_tokens=2,recent_window=4) + "
+                             "protect(num_sink_tokens=3,recent_window=6)")),
+            cut_decoded(make("streaming_llm(num_sink_tokens=3,recent_window=6)")));
+  EXPECT_EQ(cut_decoded(make("inertiakv(budget=12) + protect(recent_window=6)")),
+            cut_decoded(make("inertiakv(budget=12,recent_window=6)")));
+  for (const std::string name :
+       {"epikv", "epikv_raw", "epikv_bands", "epikv_key", "epikv_value", "epikv_lag",
+        "epikv_lag_key", "epikv_attention", "epikv_seg", "epikv_segment_hs"}) {
+    const std::string policy = name + "(budget=20,recent_window=2)";
+    const KeepMask plain = cut_decoded(make(policy));
+    EXPECT_EQ(plain.count(0, 0), 20U);
+    EXPECT_EQ(cut_decoded(make(policy + " + temporal(rule=single)")), plain) << name;
+    EXPECT_EQ(cut_decoded(make(policy + " + z_scores")), plain) << name;
+    EXPECT_EQ(cut_decoded(make(policy + " + protect(recent_window=6)")),
+              cut_decoded(make(name + "(budget=20,recent_window=6)")))
+        << name;
+    EXPECT_NE(cut_decoded(make(policy + " + pool(kernel_size=5)")), plain) << name;
+  }
+  for (const std::string policy : {"inertiakv(budget=12)", "inertiakv_value_norm(budget=12)"}) {
+    const KeepMask plain = cut_decoded(make(policy));
+    EXPECT_EQ(cut_decoded(make(policy + " + temporal(rule=single) + sum_to_one")), plain);
+    EXPECT_NE(cut_decoded(make(policy + " + temporal(rule=frozen)")), plain);
+    EXPECT_NE(cut_decoded(make(policy + " + pool(kernel_size=5)")), plain);
+  }
+}
+
+// The part has InertiaKV's meaning: what is not sampled is not asked for.
+TEST(CompositionText, ATemporalRuleMaySampleSomeStepsAlone) {
+  AnyPolicy policy = make("tova(budget=16) + temporal(refresh_interval=4)");
+  EXPECT_EQ(policy.describe(), "TOVA(budget=16) + temporal(refresh_interval=4)");
+  policy.begin(1);
+  policy.append(1);
+  for (std::size_t t = 1; t < 10; ++t) {
+    policy.append(1);
+    EXPECT_EQ(policy.wants_attention(0), t % 4 == 1);
+    EXPECT_EQ(policy.wants_cache(), t % 4 == 1);
+  }
+  EXPECT_EQ(cut_decoded(make("tova(budget=16) + temporal(score_free=true,rule=single)")),
+            cut_decoded(make("aggregatedtova(budget=16,temporal_rule=single,score_free=true)")));
+  EXPECT_EQ(cut_decoded(make("tova(budget=16) + z_scores + temporal(rule=count)")).count(0, 0),
+            16U);
+}
+
 // Errors name the part and its column.
 TEST(CompositionText, RefusesPartsThatDoNotFitThePolicy) {
   EXPECT_EQ(error_of("snapkv + temporal"),
@@ -273,6 +351,22 @@ TEST(CompositionText, RefusesPartsThatDoNotFitThePolicy) {
             "pyramid, column 21: beta = 0.500000 must be >= 1");
   EXPECT_EQ(error_of("snapkv + layer_budgets"),
             "layer_budgets, column 10: tokens.size() = 0 must be num_layers");
+  EXPECT_EQ(error_of("streaming_llm + pool"),
+            "pool, column 17: StreamingLLM goes by positions alone: it has no scores to change or "
+            "to choose by");
+  EXPECT_EQ(error_of("epikv + caote"),
+            "caote, column 9: EpiKV has one set for several heads, and a part that reads values "
+            "needs scope = head");
+  EXPECT_EQ(error_of("inertiakv + layer"),
+            "layer, column 13: InertiaKV has one set where the part would let several compete: "
+            "scope = head");
+  EXPECT_EQ(error_of("epikv_seg + chunks"),
+            "chunks, column 13: EpiKVSeg has a selection of its own, which the part would drop");
+  EXPECT_EQ(error_of("knorm + temporal(refresh_interval=0)"),
+            "temporal, column 9: refresh_interval = 0 must be > 0");
+  EXPECT_EQ(error_of("knorm + temporal(threshold=1)"),
+            "temporal, column 9: threshold = 1.000000 has a meaning for rule = count and last_time "
+            "alone");
   EXPECT_EQ(error_of("knorm + temporal(rule=cumulative,decay=0.3)"),
             "temporal, column 9: decay = 0.300000 has a meaning for rule = ema and decayed_sum "
             "alone");

@@ -1,5 +1,6 @@
 #include "kvevict/policies/epikv_lag.hpp"
 
+#include "kvevict/scoring/stages.hpp"
 #include "support/epikv_cache.hpp"
 
 #include <gtest/gtest.h>
@@ -163,6 +164,28 @@ TEST(EpiKVLag, FrozenAndRecomputedDiffer) {
     recomputed.cut();
   }
   EXPECT_NE(frozen.cache.positions(), recomputed.cache.positions());
+}
+
+// What is frozen is the score itself, not what a stage behind it makes of it, which would then be
+// made of it twice.
+struct DoubledLagRecipe : EpiKVLagRecipe<true> {
+  static auto pipeline(const Options& options, const CacheShape& shape) {
+    return EpiKVLagRecipe<true>::pipeline(options, shape) | Scale{2.0F};
+  }
+};
+TEST(EpiKVLag, FreezesWhatNoStageHasChanged) {
+  const EpiKVLag::Options options{.budget = 14, .recent_window = 3, .chunk_len = 4, .frozen = true};
+  Session<EpiKVLag> plain(options, 4);
+  Session<Policy<Composed<DoubledLagRecipe>>> doubled(options, 4);
+  for (std::size_t t = 0; t < 30; ++t) {
+    plain.append(1);
+    doubled.append(1);
+    EXPECT_EQ(plain.cut(), doubled.cut());
+    std::vector<float> expected = plain.scores();
+    for (float& score : expected)
+      score *= 2;
+    EXPECT_EQ(doubled.scores(), expected) << t;
+  }
 }
 
 TEST(EpiKVLag, FrozenScoresSurviveARollback) {

@@ -1,5 +1,7 @@
 #include "kvevict/policies/epikv.hpp"
 
+#include "kvevict/scoring/pooling.hpp"
+#include "kvevict/scoring/stages.hpp"
 #include "support/epikv_cache.hpp"
 
 #include <gtest/gtest.h>
@@ -400,6 +402,47 @@ TEST(EpiKV, TokenWithoutScoreGoesFirst) {
   EXPECT_EQ(cache.evict(mask), (std::vector<std::size_t>{1}));
   policy.apply(mask);
   EXPECT_EQ(policy.counters().non_finite, 1U);
+}
+
+// Stages behind it see what comes after the first prompt alone: its first decoded token is pooled
+// with the next one. Tokens of a further prompt count as 0.
+struct PooledRawRecipe : EpiKVRecipe<EpiKVRollingMean> {
+  static auto pipeline(const Options& options, const CacheShape& shape) {
+    return EpiKVRecipe<EpiKVRollingMean>::pipeline(options, shape) |
+           Pool{{.kind = PoolKind::kMax, .kernel_size = 3}};
+  }
+};
+TEST(EpiKV, StagesSeeDecodedTokensAlone) {
+  Policy<Composed<PooledRawRecipe>> policy(options_of<EpiKVRaw>(16, 0, 1), kShape);
+  EpiKVCache cache(kShape, 8);
+  const auto scores = [&] {
+    const auto view = cache.view();
+    const ViewRef ref(view);
+    Scratch scratch;
+    std::vector<float> out(cache.positions().size());
+    policy.method().score({ref, policy.sequence(), kernels::best(), scratch}, 0, out);
+    return out;
+  };
+  policy.begin(2);
+  policy.append(2);
+  cache.append(2);
+  observe(policy, {0}, {0});
+  EXPECT_EQ(scores(), (std::vector<float>{0, 0}));
+  for (const float a : {-5.0F, -8.0F}) {  // g_B = 5, 3
+    policy.append(1);
+    cache.append(1);
+    observe(policy, {0}, {a});
+  }
+  EXPECT_EQ(scores(), (std::vector<float>{0, 0, -3, -3}));
+  policy.begin(1);
+  policy.append(1);
+  cache.append(1);
+  observe(policy, {0}, {0});
+  policy.append(1);
+  cache.append(1);
+  observe(policy, {0}, {4});  // g_B = 4
+  EXPECT_EQ(policy.method().scores().back(), -4.0F);
+  EXPECT_EQ(scores(), (std::vector<float>{0, 0, -3, 0, 0, 0}));
 }
 
 TEST(EpiKV, RowStrideIsRespected) {

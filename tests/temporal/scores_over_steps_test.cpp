@@ -2,6 +2,8 @@
 #include "kvevict/temporal/scores_over_steps.hpp"
 
 #include "kvevict/policies/aggregated.hpp"
+#include "kvevict/policies/h2o.hpp"
+#include "kvevict/policies/inertiakv.hpp"
 #include "support/errors.hpp"
 #include "support/masks.hpp"
 #include "support/window_cache.hpp"
@@ -22,6 +24,7 @@ namespace {
 
 using kvevict_test::GivenRows;
 using kvevict_test::mask_of;
+using kvevict_test::Random;
 using kvevict_test::refuses;
 using kvevict_test::scores_of;
 using kvevict_test::WindowCache;
@@ -36,6 +39,7 @@ AggregatedKnorm policy_of(TemporalRule rule, double decay = .5) {
   AggregatedKnorm::Options options;
   options.temporal_rule = rule;
   options.decay = decay;
+  options.threshold = -2;
   return {options, kShape};
 }
 
@@ -102,6 +106,16 @@ TEST(ScoresOverSteps, DecayedSum) {
 }
 TEST(ScoresOverSteps, Max) {
   EXPECT_EQ(after_three_steps(TemporalRule::kMax), (Floats{0, -2, -1, -6}));
+}
+
+// Above -2, which -2 is not: -1 and 0; none; the second; none. The NaN is no sample.
+TEST(ScoresOverSteps, Count) {
+  EXPECT_EQ(after_three_steps(TemporalRule::kCount), (Floats{2, 0, 1, 0}));
+}
+// Slot 0 was above in the newest step and slot 2 as well; slot 1 has had one more sample since it
+// came, the NaN being none; slot 3 just came.
+TEST(ScoresOverSteps, LastTime) {
+  EXPECT_EQ(after_three_steps(TemporalRule::kLastTime), (Floats{0, -1, 0, 0}));
 }
 
 // A rule of one's own is one struct: the least of all samples.
@@ -212,6 +226,96 @@ TEST(ScoresOverSteps, ScoresThatStayTheSame) {
   }
 }
 
+// ------------------------------------------------------------------ in some steps alone
+
+/// Sums over a prompt of two tokens, its end being a sample, and then every second step's, or,
+/// score free, the first one's.
+Steps lazy_sums(bool score_free) {
+  AggregatedKnorm::Options options;
+  options.temporal_rule = TemporalRule::kCumulative;
+  options.refresh_interval = score_free ? 1 : 2;
+  options.score_free = score_free;
+  Steps steps(AggregatedKnorm(options, kShape));
+  steps.policy.begin(2);
+  EXPECT_TRUE(steps.policy.wants_cache());
+  steps.step({1, 2});
+  steps.policy.end_prefill(steps.cache.view());
+  EXPECT_EQ(steps.scores(), (Floats{-1, -2}));
+  steps.step({3, 2, 5});
+  return steps;
+}
+
+// In the second step nothing is seen and the new token enters at the mean of -4, -4 and -5; the
+// third is the first sample of both new ones.
+TEST(ScoresOverSteps, EverySecondStep) {
+  Steps steps = lazy_sums(false);
+  EXPECT_EQ(steps.scores(), (Floats{-4, -4, -5}));
+  steps.policy.append(1);
+  steps.cache.append(1);
+  EXPECT_FALSE(steps.policy.wants_cache());
+  EXPECT_EQ(steps.scores()[2], -5.0F);
+  EXPECT_FLOAT_EQ(steps.scores()[3], -13.0F / 3);
+  steps.step({1, 1, 1, 1, 1});
+  EXPECT_EQ(steps.scores(), (Floats{-5, -5, -6, -1, -1}));
+  EXPECT_EQ(steps.policy.counters().missing_signals, 0U);
+}
+
+// The mean is that of the tokens that are left: (-6 - 1 - 1) / 3.
+TEST(ScoresOverSteps, ANewTokenEntersAtTheMeanOfThoseThatStayed) {
+  Steps steps = lazy_sums(false);
+  steps.step({9, 9, 9, 9});
+  steps.step({1, 1, 1, 1, 1});
+  const KeepMask mask = mask_of(MaskScope::kHead, 1, 1, {"00111"});
+  steps.cache.evict(mask);
+  steps.policy.apply(mask);
+  steps.step({9, 9, 9, 9});
+  EXPECT_EQ(steps.scores()[0], -6.0F);
+  EXPECT_FLOAT_EQ(steps.scores()[3], -8.0F / 3);
+}
+
+// Tokens that come together have a sample if one of their steps is a refresh: the third.
+TEST(ScoresOverSteps, ADraftWithARefreshInIt) {
+  Steps steps = lazy_sums(false);
+  steps.policy.append(2);
+  EXPECT_TRUE(steps.policy.wants_cache());
+  steps.cache.append(2);
+  for (std::size_t slot = 0; slot < 5; ++slot)
+    *steps.cache.key(0, 0, slot) = 1;
+  steps.policy.observe_cache(steps.cache.view());
+  EXPECT_EQ(steps.scores(), (Floats{-5, -5, -6, -1, -1}));
+}
+
+// Nothing is seen from the second step on, until a further prompt, which has a first step of its
+// own.
+TEST(ScoresOverSteps, ScoreFree) {
+  Steps steps = lazy_sums(true);
+  for (std::size_t len = 4; len < 7; ++len) {
+    steps.policy.append(1);
+    steps.cache.append(1);
+    EXPECT_FALSE(steps.policy.wants_cache());
+    EXPECT_EQ(steps.scores()[0], -4.0F);
+    EXPECT_FLOAT_EQ(steps.scores()[len - 1], -13.0F / 3);
+  }
+  steps.policy.begin(1);
+  EXPECT_TRUE(steps.policy.wants_cache());
+  steps.step({1, 1, 1, 1, 1, 1, 1});
+  steps.policy.end_prefill(steps.cache.view());
+  EXPECT_EQ(steps.scores(), (Floats{-5, -5, -6, -1, -1, -1, -1}));
+  steps.step({1, 1, 1, 1, 1, 1, 1, 2});
+  EXPECT_EQ(steps.scores(), (Floats{-6, -6, -7, -2, -2, -2, -2, -2}));
+  steps.policy.append(1);
+  EXPECT_FALSE(steps.policy.wants_cache());
+}
+
+// A step that wants a sample and has none is counted, as ever.
+TEST(ScoresOverSteps, ARefreshThatWasNotShown) {
+  Steps steps = lazy_sums(false);
+  steps.policy.append(1);
+  steps.policy.append(1);
+  steps.policy.append(1);
+  EXPECT_EQ(steps.policy.counters().missing_signals, 1U);
+}
+
 // ------------------------------------------------------------------ over attention
 
 AggregatedTOVA tova_of(TemporalRule rule, double decay = .5) {
@@ -254,6 +358,102 @@ TEST(ScoresOverSteps, RefuseAttentionBehindTheirSample) {
   policy.observe_cache(cache.view());
   EXPECT_TRUE(refuses([&] { policy.observe_attention(0, GivenRows({{Floats{1}}}).rows()); },
                       {"AggregatedTOVA", "observe_cache", "must come after the attention"}));
+}
+
+// .5 x 1 + .5 x .5 = .75; the second step's token enters at (.75 + .5) / 2 and nothing is looked
+// at; .75 / 2 + .25 / 2, .5 / 2 + .25 / 2, and the first samples of the two new ones.
+TEST(ScoresOverSteps, RowsAreWantedInSampledStepsAlone) {
+  AggregatedTOVA::Options options;
+  options.decay = .5;
+  options.refresh_interval = 2;
+  AggregatedTOVA policy(options, kShape);
+  WindowCache cache(kShape, 8);
+  policy.begin(1);
+  EXPECT_TRUE(policy.wants_attention(0));
+  attend(policy, cache, {1});
+  policy.end_prefill(cache.view());
+  attend(policy, cache, {.5F, .5F});
+  EXPECT_EQ(scores_of(policy, cache), (Floats{.75F, .5F}));
+  policy.append(1);
+  cache.append(1);
+  EXPECT_FALSE(policy.wants_attention(0));
+  EXPECT_FALSE(policy.wants_cache());
+  EXPECT_EQ(scores_of(policy, cache), (Floats{.75F, .5F, .625F}));
+  attend(policy, cache, {.25F, .25F, .25F, .25F});
+  EXPECT_EQ(scores_of(policy, cache), (Floats{.5F, .375F, .25F, .25F}));
+  EXPECT_EQ(policy.counters().missing_signals, 0U);
+}
+
+// What accumulates misses no row: sums 1, 1.5 + .5, and in the step that is not sampled + .25.
+TEST(ScoresOverSteps, WhatAccumulatesWantsEveryRow) {
+  Policy<Composed<AggregatedOver<H2ORecipe>>>::Options options;
+  options.temporal_rule = TemporalRule::kSingle;
+  options.refresh_interval = 2;
+  Policy<Composed<AggregatedOver<H2ORecipe>>> policy(options, kShape);
+  WindowCache cache(kShape, 8);
+  policy.begin(1);
+  const auto attend_to = [&](const Floats& row) {
+    policy.append(1);
+    cache.append(1);
+    EXPECT_TRUE(policy.wants_attention(0));
+    policy.observe_attention(0, GivenRows({{row}}).rows());
+    policy.observe_cache(cache.view());
+  };
+  attend_to({1});
+  policy.end_prefill(cache.view());
+  attend_to({.5F, .5F});
+  EXPECT_EQ(scores_of(policy, cache), (Floats{1.5F, .5F}));
+  attend_to({.25F, .25F, .5F});
+  EXPECT_EQ(scores_of(policy, cache), (Floats{1.5F, .5F, 1}));
+  attend_to({.25F, .25F, .25F, .25F});
+  EXPECT_EQ(scores_of(policy, cache), (Floats{2, 1, .75F, .25F}));
+}
+
+// One layer and one head: TOVA sampled lazily under kSingle is InertiaKV's single-step score, and a
+// new token enters at the mean in both, whatever was evicted.
+TEST(ScoresOverSteps, LazyOverTOVAIsLazyInertiaKV) {
+  AggregatedTOVA::Options options;
+  options.temporal_rule = TemporalRule::kSingle;
+  options.refresh_interval = 3;
+  AggregatedTOVA lazy(options, kShape);
+  InertiaKV inertia({.budget = 64, .aggregator = Aggregator::kSingle, .refresh_interval = 3},
+                    kShape);
+  WindowCache cache(kShape, 64);
+  Random random(7);
+  for (std::size_t prompt = 0; prompt < 2; ++prompt) {
+    lazy.begin(3);
+    inertia.begin(3);
+    lazy.append(3);
+    inertia.append(3);
+    cache.append(3);
+    lazy.observe_attention(0, GivenRows({{Floats(cache.seq_len(), .125F)}}).rows());
+    lazy.observe_cache(cache.view());
+    lazy.end_prefill(cache.view());
+    inertia.end_prefill(cache.view());
+    for (std::size_t t = 1; t < 12; ++t) {
+      lazy.append(1);
+      inertia.append(1);
+      cache.append(1);
+      EXPECT_EQ(lazy.wants_attention(0), t % 3 == 1);
+      EXPECT_EQ(inertia.wants_attention(0), t % 3 == 1);
+      Floats row(cache.seq_len());
+      for (float& a : row)
+        a = static_cast<float>(random.bits() >> 58U) / 64;  // exact in sums
+      lazy.observe_attention(0, GivenRows({{row}}).rows());
+      inertia.observe_attention(0, GivenRows({{row}}).rows());
+      lazy.observe_cache(cache.view());
+      const auto expected = inertia.method().scores();
+      EXPECT_EQ(scores_of(lazy, cache), Floats(expected.begin(), expected.end())) << t;
+      if (t % 4 == 2) {
+        std::string kept(cache.seq_len(), '1');
+        kept[t / 2] = '0';
+        const KeepMask mask = mask_of(MaskScope::kModel, 1, 1, {kept});
+        cache.evict(mask);
+        lazy.apply(mask);
+        inertia.apply(mask);
+      }
+    }
+  }
 }
 
 // What a stage does over all lanes of a pool is not lost below a rule: here shares of a layer.
@@ -308,9 +508,17 @@ TEST(ScoresOverSteps, EachLaneHasItsOwn) {
   EXPECT_NEAR(scores_of(policy, cache, 1)[0], -1.0F, 1e-6);
 }
 
-TEST(Aggregated, RefusesADecayThatKeepsAll) {
+TEST(Aggregated, RefusesOptionsThatMakeNoSense) {
   EXPECT_TRUE(refuses([] { policy_of(TemporalRule::kEma, 1.0); },
                       {"AggregatedKnorm", "decay = 1", "must be in [0, 1)"}));
+  AggregatedKnorm::Options options;
+  options.refresh_interval = 0;
+  EXPECT_TRUE(refuses([&] { AggregatedKnorm(options, kShape); },
+                      {"AggregatedKnorm", "refresh_interval = 0", "must be > 0"}));
+  options = {};
+  options.threshold = kNaN;
+  EXPECT_TRUE(refuses([&] { AggregatedKnorm(options, kShape); },
+                      {"AggregatedKnorm", "threshold = ", "must be finite"}));
 }
 
 }  // namespace

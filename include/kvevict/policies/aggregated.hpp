@@ -7,8 +7,10 @@
 #include "kvevict/policies/key_geometry.hpp"
 #include "kvevict/policies/tova.hpp"
 #include "kvevict/scoring/pipeline.hpp"
+#include "kvevict/temporal/refresh_steps.hpp"
 #include "kvevict/temporal/scores_over_steps.hpp"
 
+#include <cstddef>
 #include <string_view>
 
 KVEVICT_NAMESPACE_BEGIN
@@ -16,7 +18,10 @@ KVEVICT_NAMESPACE_BEGIN
 template <class Base>
 struct AggregatedOptions : Base::Options {
   TemporalRule temporal_rule = TemporalRule::kEma;  ///< what a token's scores become
-  double decay = 0.8;  ///< weight of the past in the EMA, in [0, 1); InertiaKV's alpha
+  double decay = 0.8;   ///< weight of the past in the EMA, in [0, 1); InertiaKV's alpha
+  float threshold = 0;  ///< above which a score counts, for kCount and kLastTime
+  std::size_t refresh_interval = 1;  ///< decode steps from one sample to the next (r)
+  bool score_free = false;           ///< sample the first step after a prompt and no later one
 };
 
 /// What a token is worth, aggregated over the steps since it came, over any recipe that has scores
@@ -27,7 +32,11 @@ struct AggregatedOptions : Base::Options {
 ///
 /// One sample a step, of all that is cached, and one at the end of a prompt, inside which nothing
 /// is cut. Tokens that come together, drafts too, count as the one step that they are. Wants
-/// observe_cache in every step, behind the attention of all layers where the base reads some.
+/// observe_cache in every such step, behind the attention of all layers where the base reads some.
+///
+/// Lazily, steps t = 1, 1 + r, .. behind a prompt alone are sampled, score-free t = 1: in the
+/// others nothing is wanted but what the base accumulates, and a new token has the mean of its set
+/// until it has a sample.
 template <Recipe Base>
 struct AggregatedOver : Base {
   using Options = AggregatedOptions<Base>;
@@ -39,10 +48,11 @@ struct AggregatedOver : Base {
                   "votes of a prompt's window are given once: there are no steps to aggregate");
     detail::check_recipe<Base>(options, shape);
     rule(options).check(kName);
+    refresh(options).check(kName);
   }
   static auto pipeline(const Options& options, const CacheShape& shape) {
     return Pipeline(ScoresOverSteps(shape, Base::scope(options), Base::pipeline(options, shape),
-                                    rule(options)));
+                                    rule(options), refresh(options)));
   }
   static auto allocator(const Options& options, const CacheShape& shape) {
     return detail::EditedAllocator(detail::allocator_of<Base>(options, shape),
@@ -53,11 +63,17 @@ struct AggregatedOver : Base {
     Base::visit_options(options, visit);
     visit("temporal_rule", options.temporal_rule);
     visit("decay", options.decay);
+    visit("threshold", options.threshold);
+    visit("refresh_interval", options.refresh_interval);
+    visit("score_free", options.score_free);
   }
 
  private:
   [[nodiscard]] static NamedRule rule(const Options& options) noexcept {
-    return {options.temporal_rule, options.decay};
+    return {options.temporal_rule, options.decay, options.threshold};
+  }
+  [[nodiscard]] static RefreshSteps refresh(const Options& options) noexcept {
+    return {options.refresh_interval, options.score_free};
   }
 };
 

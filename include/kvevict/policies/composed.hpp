@@ -382,7 +382,13 @@ class Composed {
   { signal().observe_labels(labels); }
   [[nodiscard]] std::size_t wanted_rows(const Sequence& sequence, std::size_t layer) const
       requires(kAttentionUse != AttentionUse::kNone) {
-    return scored_layer(layer) == layer ? signal().wanted_rows(sequence, layer) : 0;
+    if (scored_layer(layer) != layer)
+      return 0;
+    if constexpr (requires { pipeline_.signal().wants_rows(sequence); }) {
+      if (!pipeline_.signal().wants_rows(sequence))
+        return 0;
+    }
+    return signal().wanted_rows(sequence, layer);
   }
   std::size_t observe_rows(const GroupRows& rows, const Sequence& sequence,
                            const kernels::KernelSet& kernel) requires(kAttentionUse !=
@@ -415,10 +421,11 @@ class Composed {
     scores.observe_cache(input);
   }
   { return pipeline_.signal().observe_cache(input); }
-  [[nodiscard]] bool wants_cache() const noexcept requires requires(const Scores& scores) {
-    scores.wants_cache();
+  [[nodiscard]] bool wants_cache(const Sequence& sequence) const noexcept requires
+      requires(const Scores& scores) {
+    scores.wants_cache(sequence);
   }
-  { return pipeline_.signal().wants_cache(); }
+  { return pipeline_.signal().wants_cache(sequence); }
   [[nodiscard]] bool samples_attention() const noexcept requires requires(const Scores& scores) {
     scores.samples_attention();
   }

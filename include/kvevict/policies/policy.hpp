@@ -73,7 +73,7 @@ struct CutSchedule {
 ///   observe_hidden(layer, rows, sequence, kernel) [n]
 ///                                 hidden states; with wants_hidden(layer)
 ///   observe_cache(input) [n]      K and V of the step are in the cache; once a step; with
-///                                 wants_cache() where the options say whether, and
+///                                 wants_cache(sequence) where not every step does, and
 ///                                 samples_attention() where it reads what attention left
 ///   observe_scores(layer, kv_head, scores, first_slot)
 ///                                 scores that something else worked out
@@ -362,10 +362,10 @@ class Policy {
           method_.observe_cache(ScoreInput{ref, sequence_, *kernel_, workers_.scratch()});
     }
   }
-  /// Whether observe_cache does anything.
+  /// Whether observe_cache does anything in this step.
   [[nodiscard]] bool wants_cache() const noexcept {
-    if constexpr (requires { method_.wants_cache(); }) {
-      return method_.wants_cache();
+    if constexpr (requires { method_.wants_cache(sequence_); }) {
+      return method_.wants_cache(sequence_);
     } else {
       return kObservesCache;
     }

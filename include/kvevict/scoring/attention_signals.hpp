@@ -163,6 +163,7 @@ class LastRowAttention {
  public:
   static constexpr Inputs kRequiredInputs = Inputs::kAttention;
   static constexpr AttentionUse kAttentionUse = AttentionUse::kLastRow;
+  static constexpr bool kForgetsSteps = true;
 
   LastRowAttention(const CacheShape& shape, HeadReduce heads)
       : row_(AttentionColumns(shape, RowReduce::kSum, heads)) {}

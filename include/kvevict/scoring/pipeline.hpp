@@ -24,8 +24,10 @@ KVEVICT_NAMESPACE_BEGIN
 // are scored at a time: score() and apply() change nothing but their LaneScores and input.scratch.
 
 /// Where scores come from. score() fills the arrays of one lane; what it keeps over steps is listed
-/// by state(). Optional: what the observe members of a PolicyMethod are. A signal that is made of
-/// another pipeline (ScoresOverSteps) gives it by scorer(), which is what observes.
+/// by state(). Optional: what the observe members of a PolicyMethod are, and kForgetsSteps, true
+/// where every step starts it over. A signal that is made of another pipeline (ScoresOverSteps)
+/// gives it by scorer(), which is what observes, and may say by wants_rows(sequence) in which
+/// steps.
 template <class S>
 concept Signal = requires(S& signal, const S& constant, const ScoreInput& input,
                           LaneScores& scores) {

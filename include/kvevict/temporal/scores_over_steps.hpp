@@ -3,6 +3,7 @@
 
 #include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"
+#include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/scored_lane.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
@@ -10,6 +11,8 @@
 #include "kvevict/core/types.hpp"
 #include "kvevict/scoring/lane_scores.hpp"
 #include "kvevict/scoring/score_input.hpp"
+#include "kvevict/temporal/decoded_tokens.hpp"
+#include "kvevict/temporal/refresh_steps.hpp"
 
 #include <algorithm>
 #include <array>
@@ -22,6 +25,7 @@
 #include <span>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -37,22 +41,27 @@ enum class TemporalRule : std::uint8_t {
   kLifetimeMean,  ///< (s_1 + .. + s_t) / t: all steps weigh alike, and age is no advantage
   kDecayedSum,    ///< m_t = decay m_(t-1) + s_t, m_1 = s_1
   kMax,           ///< the largest of s_1 .. s_t
+  kCount,         ///< how many of s_1 .. s_t are above the threshold
+  kLastTime,      ///< -(steps since the last one above the threshold, or since it came)
 };
 
 [[nodiscard]] constexpr auto enum_names(TemporalRule /*type*/) noexcept {
-  return std::array<std::pair<std::string_view, TemporalRule>, 7>{
+  return std::array<std::pair<std::string_view, TemporalRule>, 9>{
       {{"single", TemporalRule::kSingle},
        {"frozen", TemporalRule::kFrozen},
        {"ema", TemporalRule::kEma},
        {"cumulative", TemporalRule::kCumulative},
        {"lifetime_mean", TemporalRule::kLifetimeMean},
        {"decayed_sum", TemporalRule::kDecayedSum},
-       {"max", TemporalRule::kMax}}};
+       {"max", TemporalRule::kMax},
+       {"count", TemporalRule::kCount},
+       {"last_time", TemporalRule::kLastTime}}};
 }
 
 /// A rule of this kind: next(before, sample, count) is the score after the count-th sample, which
-/// is 2 or more; the first sample is the score itself. Optional: is_frozen(), true where next
-/// always gives `before`, so that later samples need not be taken.
+/// is 2 or more; the first sample is the score itself. Optional: first(sample), what it makes of
+/// the first sample instead; is_frozen(), true where next always gives `before`, so that later
+/// samples need not be taken.
 template <class R>
 concept StepRule = requires(const R& rule, float before, float sample, float count) {
   { rule.next(before, sample, count) } -> std::same_as<float>;
@@ -61,15 +70,25 @@ concept StepRule = requires(const R& rule, float before, float sample, float cou
 /// A TemporalRule as a StepRule.
 struct NamedRule {
   TemporalRule rule = TemporalRule::kEma;
-  double decay = 0.8;  ///< weight of the past in an EMA or a decayed sum, in [0, 1)
+  double decay = 0.8;      ///< weight of the past in an EMA or a decayed sum, in [0, 1)
+  float threshold = 0.0F;  ///< of kCount and kLastTime; behind z-scores 0 is the mean
 
   /// Throws InvalidArgument, naming `where`.
   void check(std::string_view where) const {
     detail::require(decay >= 0.0 && decay < 1.0, where, "decay", decay, "must be in [0, 1)");
+    detail::require(std::isfinite(threshold), where, "threshold", threshold, "must be finite");
   }
   [[nodiscard]] bool is_frozen() const noexcept { return rule == TemporalRule::kFrozen; }
   [[nodiscard]] bool uses_decay() const noexcept {
     return rule == TemporalRule::kEma || rule == TemporalRule::kDecayedSum;
+  }
+  [[nodiscard]] bool uses_threshold() const noexcept {
+    return rule == TemporalRule::kCount || rule == TemporalRule::kLastTime;
+  }
+  [[nodiscard]] float first(float sample) const noexcept {
+    if (rule == TemporalRule::kCount)
+      return sample > threshold ? 1.0F : 0.0F;
+    return rule == TemporalRule::kLastTime ? 0.0F : sample;
   }
   [[nodiscard]] float next(float before, float sample, float count) const noexcept {
     const auto kept = static_cast<float>(decay);
@@ -86,6 +105,10 @@ struct NamedRule {
         return kept * before + sample;
       case TemporalRule::kMax:
         return std::max(before, sample);
+      case TemporalRule::kCount:
+        return sample > threshold ? before + 1.0F : before;
+      case TemporalRule::kLastTime:
+        return sample > threshold ? 0.0F : before - 1.0F;
       case TemporalRule::kLifetimeMean:
         break;
     }
@@ -97,15 +120,80 @@ namespace detail {
 
 /// Whether a signal has something to see in observe_cache.
 template <class S>
-[[nodiscard]] constexpr bool wants_cache(const S& signal) noexcept {
-  if constexpr (requires { signal.wants_cache(); }) {
-    return signal.wants_cache();
+[[nodiscard]] constexpr bool wants_cache(const S& signal, const Sequence& sequence) noexcept {
+  if constexpr (requires { signal.wants_cache(sequence); }) {
+    return signal.wants_cache(sequence);
   } else {
     return requires(S & observer, const ScoreInput& input) {
       observer.observe_cache(input);
     };
   }
 }
+
+/// Whether a signal's scores are of the newest step alone.
+template <class S>
+[[nodiscard]] consteval bool forgets_steps() noexcept {
+  if constexpr (requires { S::kForgetsSteps; }) {
+    return S::kForgetsSteps;
+  } else {
+    return false;
+  }
+}
+
+/// By slot, a score and how many samples it is made of. A new token's is -infinity, or, where it
+/// may have to wait for its first sample, the mean of those that its lane has.
+class SampledScores {
+ public:
+  static constexpr float kUnknown = -std::numeric_limits<float>::infinity();
+
+  SampledScores(const CacheShape& shape, MaskScope scope, bool used, bool enter_at_mean)
+      : num_entering_(used && enter_at_mean ? shape.num_lanes(scope) : 0),
+        scores_(shape, scope, used ? 1 : 0),
+        counts_(shape, scope, used ? 1 : 0) {}
+
+  [[nodiscard]] std::span<float> scores(std::size_t lane) noexcept { return scores_.at(lane); }
+  [[nodiscard]] std::span<const float> scores(std::size_t lane) const noexcept {
+    return scores_.at(lane);
+  }
+  [[nodiscard]] std::span<float> counts(std::size_t lane) noexcept { return counts_.at(lane); }
+
+  void append(std::size_t count) {
+    scores_.append(count, kUnknown);
+    counts_.append(count);
+    for (std::size_t lane = 0; lane < num_entering_; ++lane) {
+      const std::span<float> all = scores_.at(lane);
+      const float entry = mean_of_known(all.first(all.size() - count));
+      std::fill(all.end() - static_cast<std::ptrdiff_t>(count), all.end(), entry);
+    }
+  }
+  void apply(const KeepMask& mask) {
+    scores_.apply(mask);
+    counts_.apply(mask);
+  }
+  void truncate(const Sequence& sequence) {
+    scores_.truncate(sequence);
+    counts_.truncate(sequence);
+  }
+  void reset() noexcept {
+    scores_.reset();
+    counts_.reset();
+  }
+
+ private:
+  [[nodiscard]] static float mean_of_known(std::span<const float> scores) noexcept {
+    double sum = 0.0;
+    std::size_t known = 0;
+    for (const float score : scores) {
+      sum += score > kUnknown ? static_cast<double>(score) : 0.0;
+      known += score > kUnknown ? 1 : 0;
+    }
+    return known == 0 ? kUnknown : static_cast<float>(sum / static_cast<double>(known));
+  }
+
+  std::size_t num_entering_;  // lanes whose new tokens enter at the mean
+  SlotArray scores_;
+  SlotArray counts_;
+};
 
 }  // namespace detail
 
@@ -116,6 +204,10 @@ template <class S>
 /// chunks it came in; under kFrozen a chunk is, so that it may be cut before the next. Tokens that
 /// are appended together have one sample together. What the scorer does over all lanes of a pool
 /// is done to the finished scores, not to the samples.
+///
+/// Samples may be taken in some steps alone (RefreshSteps; at a prompt's end always). In the others
+/// scores stay, observe_cache is not wanted, and attention is only where the scorer accumulates it.
+/// A new token then enters at the mean of its lane, as in InertiaKV, until it has a sample.
 ///
 /// A sample that is not finite changes nothing (rule R19); a token that never had another one has
 /// -infinity, goes first and is counted. A new token starts with its first sample (rule R20), under
@@ -132,8 +224,12 @@ class ScoresOverSteps {
   static constexpr AttentionUse kAttentionUse = Scorer::kAttentionUse;
 
   /// @param scope  of the policy's mask
-  ScoresOverSteps(const CacheShape& shape, MaskScope scope, Scorer scorer, std::optional<Rule> rule)
-      : scorer_(std::move(scorer)), rule_(std::move(rule)), scores_(shape, scope, rule_ ? 2 : 0) {}
+  ScoresOverSteps(const CacheShape& shape, MaskScope scope, Scorer scorer, std::optional<Rule> rule,
+                  const RefreshSteps& refresh = {})
+      : scorer_(std::move(scorer)),
+        rule_(std::move(rule)),
+        refresh_(refresh),
+        scores_(shape, scope, rule_.has_value(), !refresh.are_all()) {}
 
   [[nodiscard]] Scorer& scorer() noexcept { return scorer_; }
   [[nodiscard]] const Scorer& scorer() const noexcept { return scorer_; }
@@ -142,8 +238,17 @@ class ScoresOverSteps {
     return std::tuple_cat(scorer_.signal().state(), std::tie(scores_));
   }
 
-  [[nodiscard]] bool wants_cache() const noexcept {
-    return rule_ || detail::wants_cache(scorer_.signal());
+  [[nodiscard]] bool wants_cache(const Sequence& sequence) const noexcept {
+    return takes_sample(sequence) || detail::wants_cache(scorer_.signal(), sequence);
+  }
+  /// Whether what the scorer makes of this step's attention is looked at, now or later.
+  [[nodiscard]] bool wants_rows(const Sequence& sequence) const noexcept {
+    using Source = std::remove_cvref_t<decltype(scorer_.signal())>;
+    if constexpr (requires { scorer_.signal().wants_rows(sequence); }) {
+      return scorer_.signal().wants_rows(sequence);
+    } else {
+      return !rule_ || !detail::forgets_steps<Source>() || takes_sample(sequence);
+    }
   }
   /// Whether observe_cache reads what attention left.
   [[nodiscard]] bool samples_attention() const noexcept {
@@ -153,24 +258,24 @@ class ScoresOverSteps {
     std::size_t non_finite = 0;
     if constexpr (requires { scorer_.signal().observe_cache(input); })
       non_finite = scorer_.signal().observe_cache(input);
-    if (!rule_ || (!is_frozen() && input.sequence.in_prompt()))
+    if (!takes_sample(input.sequence) || (!is_frozen() && input.sequence.in_prompt()))
       return non_finite;
     for (std::size_t lane = 0; lane < input.sequence.num_lanes(); ++lane) {
-      const std::span<float> scores = scores_.at(lane);
-      const std::span<float> counts = scores_.at(lane, 1);
-      const std::size_t first = is_frozen() ? num_known(counts) : 0;
+      const std::span<float> scores = scores_.scores(lane);
+      const std::span<float> counts = scores_.counts(lane);
+      const std::size_t first_slot = is_frozen() ? num_known(counts) : 0;
       samples_.resize(std::max(samples_.size(), scores.size()));
       const std::span<float> samples(samples_.data(), scores.size());
-      if (first < scores.size())
-        scorer_.score(input, lane, samples, first);
-      for (std::size_t slot = first; slot < scores.size(); ++slot) {
+      if (first_slot < scores.size())
+        scorer_.score(input, lane, samples, first_slot);
+      for (std::size_t slot = first_slot; slot < scores.size(); ++slot) {
         if (!std::isfinite(samples[slot])) {
           ++non_finite;
           continue;
         }
         counts[slot] += 1.0F;
         scores[slot] = counts[slot] > 1.0F ? rule_->next(scores[slot], samples[slot], counts[slot])
-                                           : samples[slot];
+                                           : first(samples[slot]);
       }
     }
     return non_finite;
@@ -179,11 +284,9 @@ class ScoresOverSteps {
   void score(const ScoreInput& input, LaneScores& scores) const {
     if (!rule_)
       return scorer_.fill(input, scores);
-    scores.start(0, scores.seq_len(), 1);
-    scores.keep_one();
-    const std::span<float> out = scores.array(0);
-    for (std::size_t slot = 0; slot < out.size(); ++slot)
-      out[slot] = score_of(scores.lane(), slot);
+    scores.start_one(0, scores.seq_len());
+    const std::span<const float> now = scores_.scores(scores.lane());
+    std::copy(now.begin(), now.end(), scores.array(0).begin());
   }
   void normalise(std::span<ScoredLane> lanes, const ScoreInput& input) const {
     scorer_.normalise(lanes, input);
@@ -192,23 +295,35 @@ class ScoresOverSteps {
   /// The score of a slot, known before a selection; -infinity where it is not.
   [[nodiscard]] float score_of(std::size_t lane, std::size_t slot) const noexcept {
     if (rule_)
-      return scores_.at(lane, 1)[slot] > 0.0F ? scores_.at(lane)[slot] : kUnknown;
+      return scores_.scores(lane)[slot];
     if constexpr (requires { scorer_.score_of(lane, slot); }) {
       return scorer_.score_of(lane, slot);
     } else {
-      return kUnknown;
+      return detail::SampledScores::kUnknown;
     }
   }
 
  private:
-  static constexpr float kUnknown = -std::numeric_limits<float>::infinity();
-
+  // Prompt tokens are always sampled, by themselves or at their end.
+  [[nodiscard]] bool takes_sample(const Sequence& sequence) const noexcept {
+    if (!rule_ || refresh_.are_all())
+      return rule_.has_value();
+    const std::size_t decoded = decoded_in_step(sequence);
+    return decoded == 0 || decoded < sequence.step_len() || refresh_.tokens_in_step(sequence) > 0;
+  }
   // The newest tokens are the ones that may be missing.
   [[nodiscard]] static std::size_t num_known(std::span<const float> counts) noexcept {
     std::size_t known = counts.size();
     while (known > 0 && counts[known - 1] == 0.0F)
       --known;
     return known;
+  }
+  [[nodiscard]] float first(float sample) const noexcept {
+    if constexpr (requires { rule_->first(sample); }) {
+      return rule_->first(sample);
+    } else {
+      return sample;
+    }
   }
   [[nodiscard]] bool is_frozen() const noexcept {
     if constexpr (requires { rule_->is_frozen(); }) {
@@ -220,7 +335,8 @@ class ScoresOverSteps {
 
   Scorer scorer_;
   std::optional<Rule> rule_;
-  SlotArray scores_;            // and, second, how many samples they are made of
+  RefreshSteps refresh_;
+  detail::SampledScores scores_;
   std::vector<float> samples_;  // memory that is kept between calls
 };
 
@@ -228,6 +344,12 @@ template <class Scorer, StepRule Rule>
 ScoresOverSteps(const CacheShape&, MaskScope, Scorer, Rule) -> ScoresOverSteps<Scorer, Rule>;
 template <class Scorer, StepRule Rule>
 ScoresOverSteps(const CacheShape&, MaskScope, Scorer, std::optional<Rule>)
+    -> ScoresOverSteps<Scorer, Rule>;
+template <class Scorer, StepRule Rule>
+ScoresOverSteps(const CacheShape&, MaskScope, Scorer, Rule, const RefreshSteps&)
+    -> ScoresOverSteps<Scorer, Rule>;
+template <class Scorer, StepRule Rule>
+ScoresOverSteps(const CacheShape&, MaskScope, Scorer, std::optional<Rule>, const RefreshSteps&)
     -> ScoresOverSteps<Scorer, Rule>;
 
 KVEVICT_NAMESPACE_END
