@@ -225,6 +225,7 @@ set(KVEVICT_HEADERS
     include/kvevict/temporal/refresh_steps.hpp
     include/kvevict/temporal/rolling_window.hpp
     include/kvevict/temporal/running_scores.hpp
+    include/kvevict/temporal/sample_windows.hpp
     include/kvevict/temporal/scores_over_steps.hpp
     include/kvevict/temporal/segment_trend.hpp
     include/kvevict/temporal/step_sum.hpp

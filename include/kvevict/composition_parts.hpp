@@ -638,6 +638,7 @@ struct TemporalPart {
     visit("rule", options.rule);
     visit("decay", options.decay);
     visit("threshold", options.threshold);
+    visit("window", options.window_len);
     visit("refresh_interval", options.refresh.interval);
     visit("score_free", options.refresh.score_free);
   }

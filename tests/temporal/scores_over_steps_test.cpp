@@ -39,7 +39,7 @@ AggregatedKnorm policy_of(TemporalRule rule, double decay = .5) {
   AggregatedKnorm::Options options;
   options.temporal_rule = rule;
   options.decay = decay;
-  options.threshold = -2;
+  options.temporal_threshold = -2;
   return {options, kShape};
 }
 
@@ -116,6 +116,58 @@ TEST(ScoresOverSteps, Count) {
 // came, the NaN being none; slot 3 just came.
 TEST(ScoresOverSteps, LastTime) {
   EXPECT_EQ(after_three_steps(TemporalRule::kLastTime), (Floats{0, -1, 0, 0}));
+}
+
+/// Scores of one token whose samples are `samples`, under a window of 3.
+Floats windowed(TemporalRule rule, const Floats& samples) {
+  AggregatedKnorm::Options options;
+  options.temporal_rule = rule;
+  options.temporal_threshold = -2;
+  options.temporal_window = 3;
+  Steps steps(AggregatedKnorm(options, kShape));
+  Floats keys;
+  Floats scores;
+  for (const float sample : samples) {
+    keys.push_back(9);
+    keys.front() = -sample;
+    steps.step(keys);
+    scores.push_back(steps.scores().front());
+  }
+  return scores;
+}
+// Of the last three, across the borders of the blocks that they are kept in. A NaN is no sample and
+// moves no window.
+TEST(ScoresOverSteps, OverAWindow) {
+  const Floats samples{-1, -4, -2, -1, -8, -3, kNaN, -1, -5};
+  EXPECT_EQ(windowed(TemporalRule::kCumulative, samples),
+            (Floats{-1, -5, -7, -7, -11, -12, -12, -12, -9}));
+  EXPECT_EQ(windowed(TemporalRule::kMax, {-1, -4, -3, -5, -6, -7, -2, -9, -8}),
+            (Floats{-1, -1, -1, -3, -3, -5, -2, -2, -2}));
+  EXPECT_EQ(windowed(TemporalRule::kCount, {-1, -1, -1, -1, -2, -3, -4, -1}),
+            (Floats{1, 2, 3, 3, 2, 1, 0, 1}));
+  const Floats means = windowed(TemporalRule::kLifetimeMean, samples);
+  EXPECT_EQ(means[1], -2.5F);
+  EXPECT_FLOAT_EQ(means[4], -11.0F / 3);
+  EXPECT_EQ(means[5], -4.0F);
+}
+// Each token has a window of its own, and it goes with it.
+TEST(ScoresOverSteps, WindowsFollowTheCache) {
+  AggregatedKnorm::Options options;
+  options.temporal_rule = TemporalRule::kCumulative;
+  options.temporal_window = 2;
+  Steps steps(AggregatedKnorm(options, kShape));
+  steps.step({1, 2, 4});
+  steps.step({1, 2, 4, 8});
+  EXPECT_EQ(steps.scores(), (Floats{-2, -4, -8, -8}));
+  const KeepMask mask = mask_of(MaskScope::kHead, 1, 1, {"0101"});
+  steps.cache.evict(mask);
+  steps.policy.apply(mask);
+  steps.step({3, 9, 1});
+  EXPECT_EQ(steps.scores(), (Floats{-5, -17, -1}));
+  steps.policy.truncate(4);
+  steps.cache.truncate(2);
+  steps.step({1, 1, 7});
+  EXPECT_EQ(steps.scores(), (Floats{-4, -10, -7}));
 }
 
 // A rule of one's own is one struct: the least of all samples.
@@ -516,9 +568,13 @@ TEST(Aggregated, RefusesOptionsThatMakeNoSense) {
   EXPECT_TRUE(refuses([&] { AggregatedKnorm(options, kShape); },
                       {"AggregatedKnorm", "refresh_interval = 0", "must be > 0"}));
   options = {};
-  options.threshold = kNaN;
+  options.temporal_threshold = kNaN;
   EXPECT_TRUE(refuses([&] { AggregatedKnorm(options, kShape); },
-                      {"AggregatedKnorm", "threshold = ", "must be finite"}));
+                      {"AggregatedKnorm", "temporal_threshold = ", "must be finite"}));
+  options = {};
+  options.temporal_window = 2;  // of an EMA
+  EXPECT_TRUE(refuses([&] { AggregatedKnorm(options, kShape); },
+                      {"AggregatedKnorm", "temporal_window = 2", "has a meaning for rule"}));
 }
 
 }  // namespace

@@ -18,8 +18,9 @@ KVEVICT_NAMESPACE_BEGIN
 template <class Base>
 struct AggregatedOptions : Base::Options {
   TemporalRule temporal_rule = TemporalRule::kEma;  ///< what a token's scores become
-  double decay = 0.8;   ///< weight of the past in the EMA, in [0, 1); InertiaKV's alpha
-  float threshold = 0;  ///< above which a score counts, for kCount and kLastTime
+  double decay = 0.8;               ///< weight of the past in the EMA, in [0, 1); InertiaKV's alpha
+  float temporal_threshold = 0;     ///< above which a score counts, for kCount and kLastTime
+  std::size_t temporal_window = 0;  ///< scores that a sum, mean, maximum or count is of; 0: all
   std::size_t refresh_interval = 1;  ///< decode steps from one sample to the next (r)
   bool score_free = false;           ///< sample the first step after a prompt and no later one
 };
@@ -47,7 +48,7 @@ struct AggregatedOver : Base {
     static_assert(decltype(Base::pipeline(options, shape))::kAttentionUse != AttentionUse::kWindow,
                   "votes of a prompt's window are given once: there are no steps to aggregate");
     detail::check_recipe<Base>(options, shape);
-    rule(options).check(kName);
+    rule(options).check(kName, "temporal_");
     refresh(options).check(kName);
   }
   static auto pipeline(const Options& options, const CacheShape& shape) {
@@ -63,14 +64,16 @@ struct AggregatedOver : Base {
     Base::visit_options(options, visit);
     visit("temporal_rule", options.temporal_rule);
     visit("decay", options.decay);
-    visit("threshold", options.threshold);
+    visit("temporal_threshold", options.temporal_threshold);
+    visit("temporal_window", options.temporal_window);
     visit("refresh_interval", options.refresh_interval);
     visit("score_free", options.score_free);
   }
 
  private:
   [[nodiscard]] static NamedRule rule(const Options& options) noexcept {
-    return {options.temporal_rule, options.decay, options.threshold};
+    return {options.temporal_rule, options.decay, options.temporal_threshold,
+            options.temporal_window};
   }
   [[nodiscard]] static RefreshSteps refresh(const Options& options) noexcept {
     return {options.refresh_interval, options.score_free};

@@ -13,6 +13,7 @@
 #include "kvevict/scoring/score_input.hpp"
 #include "kvevict/temporal/decoded_tokens.hpp"
 #include "kvevict/temporal/refresh_steps.hpp"
+#include "kvevict/temporal/sample_windows.hpp"
 
 #include <algorithm>
 #include <array>
@@ -23,6 +24,7 @@
 #include <limits>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
@@ -32,7 +34,8 @@
 KVEVICT_NAMESPACE_BEGIN
 
 /// What the scores s_1, s_2, .. that a token has in the steps since it came make together; s_1 is
-/// that of the step that brought it.
+/// that of the step that brought it. Sums, means, maxima and counts may be of a window of the last
+/// ones.
 enum class TemporalRule : std::uint8_t {
   kSingle,        ///< s_t
   kFrozen,        ///< s_1
@@ -61,7 +64,9 @@ enum class TemporalRule : std::uint8_t {
 /// A rule of this kind: next(before, sample, count) is the score after the count-th sample, which
 /// is 2 or more; the first sample is the score itself. Optional: first(sample), what it makes of
 /// the first sample instead; is_frozen(), true where next always gives `before`, so that later
-/// samples need not be taken.
+/// samples need not be taken; window(), how many of the last samples make the score, 0 being all of
+/// them: of_window(joined, count) of their number and of first(sample) of each, joined by join(a,
+/// b).
 template <class R>
 concept StepRule = requires(const R& rule, float before, float sample, float count) {
   { rule.next(before, sample, count) } -> std::same_as<float>;
@@ -73,10 +78,18 @@ struct NamedRule {
   double decay = 0.8;      ///< weight of the past in an EMA or a decayed sum, in [0, 1)
   float threshold = 0.0F;  ///< of kCount and kLastTime; behind z-scores 0 is the mean
 
-  /// Throws InvalidArgument, naming `where`.
-  void check(std::string_view where) const {
+  std::size_t window_len = 0;  ///< of kCumulative, kLifetimeMean, kMax and kCount: samples that
+                               ///< make a score, at 4 bytes each per token; 0: all, at no bytes
+
+  /// Throws InvalidArgument, naming `where` and the option, the last two behind `prefix`.
+  void check(std::string_view where, const std::string& prefix = "") const {
     detail::require(decay >= 0.0 && decay < 1.0, where, "decay", decay, "must be in [0, 1)");
-    detail::require(std::isfinite(threshold), where, "threshold", threshold, "must be finite");
+    detail::require(std::isfinite(threshold), where, prefix + "threshold", threshold,
+                    "must be finite");
+    detail::require(window_len == 0 || may_have_window(), where, prefix + "window", window_len,
+                    "has a meaning for rule = cumulative, lifetime_mean, max and count alone");
+    detail::require(window_len <= kLongestWindow, where, prefix + "window", window_len,
+                    "must be at most 65536");
   }
   [[nodiscard]] bool is_frozen() const noexcept { return rule == TemporalRule::kFrozen; }
   [[nodiscard]] bool uses_decay() const noexcept {
@@ -84,6 +97,13 @@ struct NamedRule {
   }
   [[nodiscard]] bool uses_threshold() const noexcept {
     return rule == TemporalRule::kCount || rule == TemporalRule::kLastTime;
+  }
+  [[nodiscard]] std::size_t window() const noexcept { return window_len; }
+  [[nodiscard]] float join(float a, float b) const noexcept {
+    return rule == TemporalRule::kMax ? std::max(a, b) : a + b;
+  }
+  [[nodiscard]] float of_window(float joined, float count) const noexcept {
+    return rule == TemporalRule::kLifetimeMean ? joined / count : joined;
   }
   [[nodiscard]] float first(float sample) const noexcept {
     if (rule == TemporalRule::kCount)
@@ -113,6 +133,14 @@ struct NamedRule {
         break;
     }
     return before + (sample - before) / count;
+  }
+
+ private:
+  static constexpr std::size_t kLongestWindow = std::size_t{1} << 16U;
+
+  [[nodiscard]] bool may_have_window() const noexcept {
+    return rule == TemporalRule::kCumulative || rule == TemporalRule::kLifetimeMean ||
+           rule == TemporalRule::kMax || rule == TemporalRule::kCount;
   }
 };
 
@@ -216,7 +244,8 @@ class SampledScores {
 ///
 /// Without a rule it is the scorer and nothing else.
 ///
-/// State: two floats per cached token and lane, the score and how many samples it is made of.
+/// State: two floats per cached token and lane, the score and how many samples it is made of; under
+/// a rule with a window of W samples W + 1 more.
 template <class Scorer, StepRule Rule = NamedRule>
 class ScoresOverSteps {
  public:
@@ -229,13 +258,14 @@ class ScoresOverSteps {
       : scorer_(std::move(scorer)),
         rule_(std::move(rule)),
         refresh_(refresh),
-        scores_(shape, scope, rule_.has_value(), !refresh.are_all()) {}
+        scores_(shape, scope, rule_.has_value(), !refresh.are_all()),
+        windows_(shape, scope, window_of(rule_)) {}
 
   [[nodiscard]] Scorer& scorer() noexcept { return scorer_; }
   [[nodiscard]] const Scorer& scorer() const noexcept { return scorer_; }
 
   [[nodiscard]] auto state() noexcept {
-    return std::tuple_cat(scorer_.signal().state(), std::tie(scores_));
+    return std::tuple_cat(scorer_.signal().state(), std::tie(scores_, windows_));
   }
 
   [[nodiscard]] bool wants_cache(const Sequence& sequence) const noexcept {
@@ -274,8 +304,7 @@ class ScoresOverSteps {
           continue;
         }
         counts[slot] += 1.0F;
-        scores[slot] = counts[slot] > 1.0F ? rule_->next(scores[slot], samples[slot], counts[slot])
-                                           : first(samples[slot]);
+        scores[slot] = next(lane, slot, scores[slot], samples[slot], counts[slot]);
       }
     }
     return non_finite;
@@ -318,6 +347,25 @@ class ScoresOverSteps {
       --known;
     return known;
   }
+  [[nodiscard]] static std::size_t window_of(const std::optional<Rule>& rule) noexcept {
+    if constexpr (requires { rule->window(); }) {
+      return rule ? rule->window() : 0;
+    } else {
+      return 0;
+    }
+  }
+  [[nodiscard]] float next(std::size_t lane, std::size_t slot, float before, float sample,
+                           float count) noexcept {
+    if constexpr (requires { rule_->window(); }) {
+      if (const std::size_t length = windows_.length(); length > 0) {
+        const float joined =
+            windows_.push(lane, slot, static_cast<std::size_t>(count) - 1, first(sample),
+                          [&](float a, float b) { return rule_->join(a, b); });
+        return rule_->of_window(joined, std::min(count, static_cast<float>(length)));
+      }
+    }
+    return count > 1.0F ? rule_->next(before, sample, count) : first(sample);
+  }
   [[nodiscard]] float first(float sample) const noexcept {
     if constexpr (requires { rule_->first(sample); }) {
       return rule_->first(sample);
@@ -337,6 +385,7 @@ class ScoresOverSteps {
   std::optional<Rule> rule_;
   RefreshSteps refresh_;
   detail::SampledScores scores_;
+  SampleWindows windows_;
   std::vector<float> samples_;  // memory that is kept between calls
 };
 
