@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <string>
@@ -241,35 +242,39 @@ TEST(CompositionText, ATemporalRuleStandsInItsPlace) {
   EXPECT_EQ(policy.describe(), "Knorm(budget=2) + temporal(rule=frozen)");
 }
 
-// What stays of 40 tokens, of which the first 8 are a prompt, when the rest comes one by one.
+/// What stays of 40 tokens when the first 8 are a prompt and the rest comes one by one.
 KeepMask cut_decoded(AnyPolicy policy) {
+  constexpr std::size_t kHidden = 6;
   WindowCache cache(kShape, 40);
   Random random(6);
   cache.fill(random);
-  cache.append(8);
-  policy.begin(8);
-  policy.append(8);
-  policy.observe_cache(cache.view());
-  policy.end_prefill(cache.view());
-  std::vector<float> queries(4 * 4);
-  std::vector<float> hidden(6);
-  while (cache.seq_len() < 40) {
-    cache.append(1);
-    policy.append(1);
+  const auto step = [&](std::size_t count) {
+    cache.append(count);
+    policy.append(count);
     for (std::size_t layer = 0; layer < 2; ++layer) {
+      std::vector<float> queries(4 * count * 4);
+      std::vector<float> hidden(count * kHidden);
       for (auto* rows : {&queries, &hidden}) {
         for (float& x : *rows)
           x = static_cast<float>(random.bits() >> 40U) * 0x1p-23F - 1.0F;
       }
-      if (policy.wants_attention(layer))
-        policy.observe_queries(layer, {queries.data(), 4, 1, 4, 4}, cache.view());
+      if (policy.wants_attention(layer)) {
+        const auto stride = static_cast<std::ptrdiff_t>(4 * count);
+        policy.observe_queries(layer, {queries.data(), 4, count, stride, 4}, cache.view());
+      }
       if (policy.wants_hidden(layer))
-        policy.observe_hidden(layer, {hidden.data(), 1, 6, 6 * sizeof(float), ElementType::kF32});
+        policy.observe_hidden(layer, {hidden.data(), count, kHidden, 0, ElementType::kF32});
     }
     if (policy.wants_cache())
       policy.observe_cache(cache.view());
-  }
+  };
+  policy.begin(8);
+  step(8);
+  policy.end_prefill(cache.view());
+  while (cache.seq_len() < 40)
+    step(1);
   EXPECT_EQ(policy.counters().missing_signals, 0U) << policy.describe();
+  EXPECT_EQ(policy.counters().non_finite, 0U) << policy.describe();
   return policy.select(cache.view());
 }
 
@@ -290,11 +295,12 @@ TEST(CompositionText, PartsFitPoliciesWithACourseOverSteps) {
     EXPECT_EQ(cut_decoded(make(policy + " + temporal(rule=single)")), plain) << name;
     EXPECT_EQ(cut_decoded(make(policy + " + z_scores")), plain) << name;
     EXPECT_EQ(cut_decoded(make(policy + " + protect(recent_window=6)")),
-              cut_decoded(make(name + "(budget=20,recent_window=6)")))
+              cut_decoded(make(name + "budget=20,recent_window=6)")))
         << name;
     EXPECT_NE(cut_decoded(make(policy + " + pool(kernel_size=5)")), plain) << name;
   }
-  for (const std::string policy : {"inertiakv(budget=12)", "inertiakv_value_norm(budget=12)"}) {
+  for (const char* const inertia : {"inertiakv(budget=12)", "inertiakv_value_norm(budget=12)"}) {
+    const std::string policy(inertia);
     const KeepMask plain = cut_decoded(make(policy));
     EXPECT_EQ(cut_decoded(make(policy + " + temporal(rule=single) + sum_to_one")), plain);
     EXPECT_NE(cut_decoded(make(policy + " + temporal(rule=frozen)")), plain);
@@ -315,8 +321,11 @@ TEST(CompositionText, ATemporalRuleMaySampleSomeStepsAlone) {
   }
   EXPECT_EQ(cut_decoded(make("tova(budget=16) + temporal(score_free=true,rule=single)")),
             cut_decoded(make("aggregatedtova(budget=16,temporal_rule=single,score_free=true)")));
-  EXPECT_EQ(cut_decoded(make("tova(budget=16) + z_scores + temporal(rule=count)")).count(0, 0),
-            16U);
+  // Of the last scores alone it is the scores.
+  EXPECT_EQ(cut_decoded(make("tova(budget=16) + temporal(rule=max,window=1)")),
+            cut_decoded(make("tova(budget=16)")));
+  EXPECT_NE(cut_decoded(make("tova(budget=16) + z_scores + temporal(rule=count)")),
+            cut_decoded(make("tova(budget=16)")));
 }
 
 // Errors name the part and its column.
@@ -367,6 +376,10 @@ TEST(CompositionText, RefusesPartsThatDoNotFitThePolicy) {
   EXPECT_EQ(error_of("knorm + temporal(threshold=1)"),
             "temporal, column 9: threshold = 1.000000 has a meaning for rule = count and last_time "
             "alone");
+  EXPECT_EQ(
+      error_of("knorm + temporal(window=4)"),
+      "temporal, column 9: window = 4 has a meaning for rule = cumulative, lifetime_mean, max "
+      "and count alone");
   EXPECT_EQ(error_of("knorm + temporal(rule=cumulative,decay=0.3)"),
             "temporal, column 9: decay = 0.300000 has a meaning for rule = ema and decayed_sum "
             "alone");
