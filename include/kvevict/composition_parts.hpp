@@ -37,6 +37,7 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -74,10 +75,6 @@ struct AddedStages {
     });
   }
   [[nodiscard]] bool is_idle() const noexcept { return stages.empty(); }
-  /// Whether one of them waits for the scores of all lanes: then no other may follow.
-  [[nodiscard]] bool are_complete() const noexcept {
-    return !stages.empty() && std::holds_alternative<SharesOfLayer>(stages.back());
-  }
   /// What they read.
   [[nodiscard]] Inputs inputs() const {
     Inputs all = Inputs::kNothing;
@@ -122,8 +119,104 @@ struct AddedWindows {
   }
 };
 
+/// What a part decides or does: flags.
+enum class PartKind : std::uint32_t {
+  kNone = 0,
+  kStage = 1U << 0U,         ///< makes something of the scores
+  kFinish = 1U << 1U,        ///< a stage behind which nothing is made of them
+  kReadsValues = 1U << 2U,   ///< of single heads
+  kRule = 1U << 3U,          ///< aggregates over steps
+  kWindows = 1U << 4U,       ///< protects
+  kSchedule = 1U << 5U,      ///< says how often to cut
+  kBudgets = 1U << 6U,       ///< shares the budget out
+  kPromptsAlone = 1U << 7U,  ///< does so for prompts
+  kLayerPool = 1U << 8U,     ///< lets the heads of a layer compete
+  kModelPool = 1U << 9U,     ///< lets all heads compete
+  kSelection = 1U << 10U,    ///< chooses
+  kSecondStage = 1U << 11U,  ///< chooses once more over that
+  kTwins = 1U << 12U,        ///< repairs what was chosen
+};
+[[nodiscard]] constexpr PartKind operator|(PartKind a, PartKind b) noexcept {
+  return static_cast<PartKind>(static_cast<std::uint32_t>(a) | static_cast<std::uint32_t>(b));
+}
+/// Whether they have a flag in common.
+[[nodiscard]] constexpr bool any_of(PartKind a, PartKind b) noexcept {
+  return (static_cast<std::uint32_t>(a) & static_cast<std::uint32_t>(b)) != 0;
+}
+
+/// What a recipe, with its options, is to the parts that may be added.
+struct PartHost {
+  std::string_view name;
+  MaskScope scope = MaskScope::kHead;
+  bool scores_nothing = false;    ///< goes by positions
+  bool selects = false;           ///< has a selection of its own
+  bool has_schedule = false;      ///< as options
+  bool cuts_once = false;         ///< a prompt, at its end
+  bool has_budget = false;        ///< that a table could share out
+  bool has_budget_table = false;  ///< of lanes, or made from what was observed
+  bool any_lane_unbounded = false;
+
+  void note_budgets(std::span<const std::size_t> lanes) noexcept {
+    has_budget_table = !lanes.empty();
+    any_lane_unbounded = std::find(lanes.begin(), lanes.end(),
+                                   std::numeric_limits<std::size_t>::max()) != lanes.end();
+  }
+};
+
+/// Why a part cannot stand behind those before it; empty where it can.
+[[nodiscard]] inline std::string_view misfit_behind(PartKind before, PartKind part) noexcept {
+  using enum PartKind;
+  constexpr PartKind kPools = kLayerPool | kModelPool;
+  for (const PartKind once :
+       {kRule, kWindows, kSchedule, kBudgets, kPools, kSelection, kSecondStage, kTwins}) {
+    if (any_of(before, once) && any_of(part, once))
+      return "a part before it has decided the same";
+  }
+  if ((any_of(part, kSelection) && any_of(before, kSecondStage | kTwins)) ||
+      (any_of(part, kSecondStage) && any_of(before, kTwins)))
+    return "selections stand before 'critical', and both before 'twins'";
+  if (any_of(before, kFinish) && any_of(part, kStage | kRule))
+    return "'layer_shares' comes when the scores are finished: nothing may be made of them behind "
+           "it";
+  return {};
+}
+
+/// Why a part does not fit a recipe, as the end of a sentence about it; empty where it does.
+[[nodiscard]] inline std::string_view misfit_of(PartKind part, const PartHost& host) noexcept {
+  using enum PartKind;
+  const bool pools = any_of(part, kLayerPool | kModelPool);
+  if (host.scores_nothing && any_of(part, kStage | kRule | kSelection | kSecondStage | kTwins))
+    return "goes by positions alone: it has no scores to change or to choose by";
+  // Of a set that heads share, the scores are one by now and the values are still several.
+  if (host.scope != MaskScope::kHead && any_of(part, kReadsValues))
+    return "has one set for several heads, and a part that reads values needs scope = head";
+  if (host.scope != MaskScope::kHead && any_of(part, kTwins | kBudgets))
+    return "has one set for several heads, and the part is for single heads: scope = head";
+  if (pools && (host.scope == MaskScope::kModel ||
+                (host.scope == MaskScope::kLayer && any_of(part, kLayerPool))))
+    return "has one set where the part would let several compete: scope = head";
+  if (host.selects && any_of(part, kSelection))
+    return "has a selection of its own, which the part would drop";
+  if (host.cuts_once && any_of(part, kRule))
+    return "scores once a prompt: there are no steps to aggregate";
+  if (host.cuts_once && any_of(part, kSchedule))
+    return "cuts once a prompt: there is nothing to schedule";
+  if (host.has_schedule && any_of(part, kSchedule))
+    return "has options for this: cuts_prompts, decode_interval, slack";
+  if (!host.cuts_once && any_of(part, kPromptsAlone))
+    return "cuts at any time, and the part shares out the budget of a prompt";
+  if (!host.has_budget && any_of(part, kBudgets))
+    return "has no budget that a table could share out";
+  if (host.has_budget_table && any_of(part, kBudgets))
+    return "shares its budget out by itself, which the part would drop";
+  if (host.any_lane_unbounded && pools)
+    return "has lanes without a budget, which cannot share one";
+  return {};
+}
+
 /// Everything that a text adds to a recipe.
 struct Additions {
+  PartKind kinds = PartKind::kNone;
   AddedStages samples;  ///< stages in front of `rule`
   std::optional<NamedRule> rule;
   RefreshSteps refresh;  ///< of `rule`
@@ -131,32 +224,15 @@ struct Additions {
   std::optional<AddedWindows> windows;
   std::optional<CutSchedule> schedule;
   MakeBudgets budgets;
-  bool budgets_are_of_prompts = false;
   std::optional<Competition> competition;
   // Selections, each over the one before it.
   std::variant<std::monostate, HeadFloors, WholeChunks> selector;
   std::optional<TwoStage<CriticalScores>> second_stage;
   std::optional<TwinRepair<BestOfAll, KeyTwins>> twins;
 
-  /// Takes over what one part adds. Throws InvalidArgument, naming `where`, if an earlier one has
-  /// decided the same or cannot stand before it.
-  void take(Additions part, std::string_view where) {
-    const auto refuse = [&](bool condition, std::string_view why) {
-      if (condition)
-        throw_invalid_argument(where, why);
-    };
-    const bool selects = selector.index() != 0;
-    const bool part_selects = part.selector.index() != 0;
-    refuse((rule && part.rule) || (windows && part.windows) || (schedule && part.schedule) ||
-               (budgets && part.budgets) || (competition && part.competition) ||
-               (selects && part_selects) || (second_stage && part.second_stage) ||
-               (twins && part.twins),
-           "a part before it has decided the same");
-    refuse((part_selects && (second_stage || twins)) || (part.second_stage && twins),
-           "selections stand before 'critical', and both before 'twins'");
-    refuse(
-        stages.are_complete() && (!part.stages.stages.empty() || part.rule),
-        "'layer_shares' comes when the scores are finished: nothing may be made of them behind it");
+  /// Takes over what one part adds; misfit_behind has allowed it.
+  void take(Additions part, PartKind kind) {
+    kinds = kinds | kind;
     if (part.rule) {
       samples = std::exchange(stages, {});
       rule = part.rule;
@@ -171,17 +247,11 @@ struct Additions {
     take_set(windows, part.windows);
     take_set(schedule, part.schedule);
     take_set(budgets, part.budgets);
-    budgets_are_of_prompts = budgets_are_of_prompts || part.budgets_are_of_prompts;
     take_set(competition, part.competition);
     take_set(second_stage, part.second_stage);
     take_set(twins, part.twins);
-    if (part_selects)
+    if (part.selector.index() != 0)
       selector = std::move(part.selector);
-  }
-  /// Whether any of it works on scores.
-  [[nodiscard]] bool change_scores() const noexcept {
-    return !samples.is_idle() || !stages.is_idle() || rule || selector.index() != 0 ||
-           second_stage || twins;
   }
   /// What all of it reads.
   [[nodiscard]] Inputs inputs() const {
@@ -305,47 +375,30 @@ template <Recipe Base>
 struct WithAdditions : Base {
   using Options = OptionsWithAdditions<Base>;
 
-  /// Whether the parts fit the recipe. Throws InvalidArgument naming `where`, which is the newest
-  /// of them.
-  static void check_parts(const Options& options, const CacheShape& shape, std::string_view where) {
+  /// What parts have to fit. Throws InvalidArgument for options that make no sense.
+  [[nodiscard]] static PartHost part_host(const Options& options, const CacheShape& shape) {
     check_recipe<Base>(options, shape);
-    const Additions& added = options.additions;
-    const auto refuse = [&](bool condition, std::string_view why) {
-      if (condition)
-        throw_invalid_argument(where, std::string(Base::kName).append(" ").append(why));
-    };
-    refuse(kScoresNothing && added.change_scores(),
-           "goes by positions alone: it has no scores to change or to choose by");
-    const MaskScope scope = Base::scope(options);
-    // Of a set that heads share, the scores are one by now and the values are still several.
-    refuse(scope != MaskScope::kHead && covers(added.inputs(), Inputs::kValues),
-           "has one set for several heads, and a part that reads values needs scope = head");
-    refuse(scope != MaskScope::kHead && (added.twins || added.budgets),
-           "has one set for several heads, and the part is for single heads: scope = head");
-    refuse(added.competition &&
-               (scope == MaskScope::kModel ||
-                (scope == MaskScope::kLayer && *added.competition == Competition::kLayer)),
-           "has one set where the part would let several compete: scope = head");
-    refuse(added.selector.index() != 0 &&
-               !std::same_as<decltype(selector_of<Base>(options)), std::tuple<>>,
-           "has a selection of its own, which the part would drop");
-    const bool cuts_once = Base::trigger(options) == Trigger::kPrefillEnd;
-    refuse(added.rule && cuts_once, "scores once a prompt: there are no steps to aggregate");
-    refuse(added.schedule && cuts_once, "cuts once a prompt: there is nothing to schedule");
-    refuse(
-        added.schedule && requires { Base::schedule(options); },
-        "has options for this: cuts_prompts, decode_interval, slack");
-    refuse(added.budgets_are_of_prompts && !cuts_once,
-           "cuts at any time, and the part shares out the budget of a prompt");
-    if (added.budgets || added.competition) {
-      const OwnBudgets own = own_budgets(options, shape);
-      refuse(added.budgets && own.are_table,
-             "shares its budget out by itself, which the part would drop");
-      refuse(added.competition && own.any_unbounded,
-             "has lanes without a budget, which cannot share one");
+    PartHost host{.name = Base::kName,
+                  .scope = Base::scope(options),
+                  .scores_nothing = kScoresNothing,
+                  .selects = !std::same_as<decltype(selector_of<Base>(options)), std::tuple<>>,
+                  .has_schedule = kHasSchedule,
+                  .cuts_once = Base::trigger(options) == Trigger::kPrefillEnd,
+                  .has_budget = kHasBudget};
+    const auto allocator = allocator_of<Base>(options, shape);
+    if constexpr (requires(const Sequence& sequence) { allocator.allocation(sequence); }) {
+      const Sequence sequence(Base::kName, shape, Base::scope(options));
+      host.note_budgets(allocator.allocation(sequence).lane_budgets);
+    } else {
+      host.has_budget_table = true;
     }
-    if (added.budgets)
-      static_cast<void>(make_budgets(options, shape, where));
+    return host;
+  }
+  /// Whether a table among the parts fits the budget and the windows. Throws InvalidArgument naming
+  /// `where`, which is the newest part.
+  static void check_budgets(const Options& options, const CacheShape& shape,
+                            std::string_view where) {
+    static_cast<void>(make_budgets(options, shape, where));
   }
   static auto pipeline(const Options& options, const CacheShape& shape) {
     const Additions& added = options.additions;
@@ -385,8 +438,7 @@ struct WithAdditions : Base {
         .prompts_only = Base::trigger(options) == Trigger::kPrefillEnd,
         .whole_prompts = added.budgets || (added.rule && !added.rule->is_frozen()),
         .windows_budget = std::nullopt};
-    if (added.budgets)
-      edits.budgets = make_budgets(options, shape, Base::kName);
+    edits.budgets = make_budgets(options, shape, Base::kName);
     if constexpr (kScoresNothing) {
       const Protection stays = protection(options);
       edits.windows_budget = saturating_add(stays.num_sink_tokens, stays.recent_window);
@@ -403,41 +455,31 @@ struct WithAdditions : Base {
 
  private:
   static constexpr bool kScoresNothing = Composed<Base>::kScoresNothing;
-
-  struct OwnBudgets {
-    bool are_table = false;  // of lanes, or made from what was observed
-    bool any_unbounded = false;
+  static constexpr bool kHasSchedule = requires(const Options& options) {
+    Base::schedule(options);
   };
-  [[nodiscard]] static OwnBudgets own_budgets(const Options& options, const CacheShape& shape) {
-    const auto allocator = allocator_of<Base>(options, shape);
-    if constexpr (requires(const Sequence& sequence) { allocator.allocation(sequence); }) {
-      const Sequence sequence(Base::kName, shape, Base::scope(options));
-      const std::span<const std::size_t> lanes = allocator.allocation(sequence).lane_budgets;
-      return {!lanes.empty(), std::any_of(lanes.begin(), lanes.end(), [](std::size_t tokens) {
-                return tokens == std::numeric_limits<std::size_t>::max();
-              })};
-    } else {
-      return {.are_table = true};
-    }
-  }
-  [[nodiscard]] static AddedBudgets make_budgets(const Options& options, const CacheShape& shape,
-                                                 std::string_view where) {
-    if constexpr (requires {
-                    { options.budget } -> std::convertible_to<Budget>;
-                    protection(options);
-                  }) {
+  static constexpr bool kHasBudget = requires(const Options& options) {
+    { options.budget } -> std::convertible_to<Budget>;
+    protection(options);
+  };
+
+  [[nodiscard]] static std::optional<AddedBudgets> make_budgets(const Options& options,
+                                                                const CacheShape& shape,
+                                                                std::string_view where) {
+    if constexpr (kHasBudget) {
+      if (!options.additions.budgets)
+        return std::nullopt;
       const Protection windows = protection(options);
       const std::size_t window = windows.num_sink_tokens + windows.recent_window;
       check_covers_window(where, options.budget, shape, window);
       return options.additions.budgets(shape, options.budget, window);
     } else {
-      throw_invalid_argument(
-          where, std::string(Base::kName).append(" has no budget that a table could share out"));
+      return std::nullopt;
     }
   }
 };
 
-// Parts by name. Each has options of its own and says what it adds.
+// Parts by name. Each has options of its own, says of what kind it is and what it adds.
 
 /// What parts may need of the model.
 struct PartContext {
@@ -451,6 +493,7 @@ template <OutputEstimate kEstimate>
 struct CaotePart {
   static constexpr std::string_view kName =
       kEstimate == OutputEstimate::kExact ? "caote" : "fast_caote";
+  static constexpr PartKind kKind = PartKind::kStage | PartKind::kReadsValues;
   struct Options {
     bool raw = false;  ///< the scores are attention already: do not divide them by their sum
   };
@@ -468,6 +511,7 @@ struct CaotePart {
 /// Scores are read as weights of 0 and more.
 struct ValuesPart {
   static constexpr std::string_view kName = "values";
+  static constexpr PartKind kKind = PartKind::kStage | PartKind::kReadsValues;
   struct Options {
     ValueFactor factor = ValueFactor::kNorm;
   };
@@ -486,6 +530,7 @@ struct ValuesPart {
 
 struct PoolPart {
   static constexpr std::string_view kName = "pool";
+  static constexpr PartKind kKind = PartKind::kStage;
   using Options = Pooling;
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
@@ -501,6 +546,7 @@ struct PoolPart {
 
 struct ForwardMaxPart {
   static constexpr std::string_view kName = "forward_max";
+  static constexpr PartKind kKind = PartKind::kStage;
   using Options = ForwardMax;
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
@@ -522,6 +568,8 @@ struct PlainPart {
 template <class Stage, const std::string_view& kText>
 struct StagePart : PlainPart {
   static constexpr std::string_view kName = kText;
+  static constexpr PartKind kKind =
+      std::same_as<Stage, SharesOfLayer> ? PartKind::kStage | PartKind::kFinish : PartKind::kStage;
   static void add(const Options& /*options*/, const PartContext& /*context*/, Additions& to) {
     to.stages.stages.emplace_back(Stage{});
   }
@@ -535,6 +583,8 @@ inline constexpr std::string_view kLayerSharesName = "layer_shares";
 template <Competition kCompetition>
 struct CompetitionPart : PlainPart {
   static constexpr std::string_view kName = kCompetition == Competition::kLayer ? "layer" : "model";
+  static constexpr PartKind kKind =
+      kCompetition == Competition::kLayer ? PartKind::kLayerPool : PartKind::kModelPool;
   static void add(const Options& /*options*/, const PartContext& /*context*/, Additions& to) {
     to.competition = kCompetition;
   }
@@ -542,6 +592,7 @@ struct CompetitionPart : PlainPart {
 
 struct AdaPart {
   static constexpr std::string_view kName = "ada";
+  static constexpr PartKind kKind = PartKind::kLayerPool | PartKind::kSelection;
   struct Options {
     double floor = 0.2;
     FloorRule rule = FloorRule::kInterpolate;
@@ -563,6 +614,7 @@ struct AdaPart {
 
 struct ChunksPart {
   static constexpr std::string_view kName = "chunks";
+  static constexpr PartKind kKind = PartKind::kSelection;
   using Options = ChunkOptions;
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
@@ -579,6 +631,7 @@ struct ChunksPart {
 /// The two stages of CriticalKV over any scores.
 struct CriticalPart {
   static constexpr std::string_view kName = "critical";
+  static constexpr PartKind kKind = PartKind::kSecondStage | PartKind::kReadsValues;
   struct Options {
     double first_stage = 0.5;  ///< share of the budget that the scores themselves fill
     double epsilon = 1e-4;     ///< added to scores, in units of attention; behind parts that make
@@ -609,6 +662,7 @@ struct CriticalPart {
 /// TwinKV's repair of any selection.
 struct TwinsPart {
   static constexpr std::string_view kName = "twins";
+  static constexpr PartKind kKind = PartKind::kTwins;
   struct Options {
     TwinRepairOptions repair = {};
     std::size_t distance = 32;  ///< slots within which keys are no twins
@@ -630,6 +684,7 @@ struct TwinsPart {
 /// A temporal rule over the scores so far; parts behind it work on what it makes of them.
 struct TemporalPart {
   static constexpr std::string_view kName = "temporal";
+  static constexpr PartKind kKind = PartKind::kRule;
   struct Options : NamedRule {
     RefreshSteps refresh;
   };
@@ -657,6 +712,7 @@ struct TemporalPart {
 /// Sinks and recent tokens for a policy that keeps fewer.
 struct ProtectPart {
   static constexpr std::string_view kName = "protect";
+  static constexpr PartKind kKind = PartKind::kWindows;
   using Options = AddedWindows;
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
@@ -671,6 +727,7 @@ struct ProtectPart {
 /// How often to cut, for a policy that cuts at any time and has no options for this.
 struct SchedulePart {
   static constexpr std::string_view kName = "schedule";
+  static constexpr PartKind kKind = PartKind::kSchedule;
   using Options = CutSchedule;
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
@@ -691,6 +748,7 @@ struct SchedulePart {
 /// length.
 struct PyramidPart {
   static constexpr std::string_view kName = "pyramid";
+  static constexpr PartKind kKind = PartKind::kBudgets | PartKind::kPromptsAlone;
   struct Options {
     double beta = 20;  ///< the last layer gets one part in beta of an equal share
   };
@@ -700,7 +758,6 @@ struct PyramidPart {
   }
   static void add(const Options& options, const PartContext& context, Additions& to) {
     require(options.beta >= 1.0, context.where, "beta", options.beta, "must be >= 1");
-    to.budgets_are_of_prompts = true;
     to.budgets = [options](const CacheShape& shape, const Budget& budget, std::size_t window) {
       return PyramidBudgets(shape, budget, window, options.beta, PyramidRounding::kExact);
     };
@@ -710,6 +767,7 @@ struct PyramidPart {
 /// EvolKV's table of layers.
 struct LayerBudgetsPart {
   static constexpr std::string_view kName = "layer_budgets";
+  static constexpr PartKind kKind = PartKind::kBudgets;
   struct Options {
     std::vector<std::size_t> tokens = {};  ///< [layers] per KV head, in proportion
   };
@@ -729,6 +787,7 @@ struct LayerBudgetsPart {
 /// HeadKV's scores of heads.
 struct HeadScoresPart {
   static constexpr std::string_view kName = "head_scores";
+  static constexpr PartKind kKind = PartKind::kBudgets;
   struct Options {
     std::vector<double> scores = {};  ///< [layers * KV heads] or [layers * query heads], >= 0
     double power = 1;                 ///< that they are raised to
@@ -754,6 +813,7 @@ struct HeadScoresPart {
 /// Shares of layers or heads; the policy's own budget has no meaning then.
 struct CompressionRatiosPart {
   static constexpr std::string_view kName = "compression_ratios";
+  static constexpr PartKind kKind = PartKind::kBudgets;
   struct Options {
     std::vector<double> ratios = {};  ///< [layers] or [layers * KV heads] of tokens that go
   };

@@ -83,23 +83,32 @@ struct TextItem {
   }
 }
 
-/// Adds the part that `item` names; returns it in the form in which it reads back.
+/// Adds the part that `item` names; returns it in the form in which it reads back. Throws
+/// InvalidArgument for one that is not known, and lists those that fit; for one that does not fit
+/// the policy or what stands before it; for options that make no sense.
 template <class... Parts>
-std::string add_part(PartList<Parts...> /*parts*/, const TextItem& item, const PartContext& context,
-                     Additions& additions) {
+std::string add_part(PartList<Parts...> /*parts*/, const TextItem& item, const PartHost& host,
+                     const PartContext& context, Additions& additions) {
   const std::string wanted = plain_name(item.name);
   std::string written;
-  std::string known;
+  std::string fitting;
   const auto try_part = [&]<class Part>(std::type_identity<Part>) {
-    known.append(known.empty() ? "" : ", ").append(Part::kName);
+    const std::string_view misplaced = misfit_behind(additions.kinds, Part::kKind);
+    const std::string_view misfit = misfit_of(Part::kKind, host);
+    if (misplaced.empty() && misfit.empty())
+      fitting.append(fitting.empty() ? "" : ", ").append(Part::kName);
     if (!written.empty() || plain_name(Part::kName) != wanted)
       return;
-    typename Part::Options options;
-    read_options<Part>(item.options, options, item.where(Part::kName));
     const std::string where = item.where(Part::kName);
+    if (!misplaced.empty())
+      throw_invalid_argument(where, misplaced);
+    if (!misfit.empty())
+      throw_invalid_argument(where, std::string(host.name).append(" ").append(misfit));
+    typename Part::Options options;
+    read_options<Part>(item.options, options, where);
     Additions added;
     Part::add(options, {where, context.shape, context.output_projection}, added);
-    additions.take(std::move(added), where);
+    additions.take(std::move(added), Part::kKind);
     const std::string changed = write_options<Part>(options);
     written = Part::kName;
     if (!changed.empty())
@@ -107,12 +116,13 @@ std::string add_part(PartList<Parts...> /*parts*/, const TextItem& item, const P
   };
   (try_part(std::type_identity<Parts>{}), ...);
   if (written.empty()) {
-    throw_invalid_argument("make_policy", std::string("column ")
-                                              .append(option_text(item.column))
-                                              .append(": no part '")
-                                              .append(item.name)
-                                              .append("'; here fit: ")
-                                              .append(known));
+    throw_invalid_argument("make_policy",
+                           std::string("column ")
+                               .append(option_text(item.column))
+                               .append(": no part '")
+                               .append(item.name)
+                               .append("'; here fit: ")
+                               .append(fitting.empty() ? "none" : std::string_view(fitting)));
   }
   return written;
 }

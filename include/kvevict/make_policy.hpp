@@ -240,15 +240,20 @@ template <class Method>
       read_policy(Method::kName, items[0], options_text, option_fields<Method>(options),
                   option_fields<Method>(defaults));
   Inputs needed = Method::kRequiredInputs;
-  for (const TextItem& item : items.subspan(1)) {
-    if constexpr (requires { options.additions; }) {
-      description.append(" + ").append(add_part(
-          NamedParts{}, item, {{}, model.shape, model.output_projection}, options.additions));
-      Method::Recipe::check_parts(options, model.shape, item.where(item.name));
+  if constexpr (requires { options.additions; }) {
+    if (items.size() > 1) {
+      using Recipe = typename Method::Recipe;
+      const PartHost host = Recipe::part_host(options, model.shape);
+      for (const TextItem& item : items.subspan(1)) {
+        description.append(" + ").append(add_part(NamedParts{}, item, host,
+                                                  {{}, model.shape, model.output_projection},
+                                                  options.additions));
+        Recipe::check_budgets(options, model.shape, item.where(item.name));
+      }
       needed = needed | options.additions.inputs();
-    } else {
-      throw_invalid_argument(Method::kName, item.where("takes no parts"));
     }
+  } else if (items.size() > 1) {
+    throw_invalid_argument(Method::kName, items[1].where("takes no parts"));
   }
   check_supplied(Method::kName, needed, model.supplied);
   if constexpr (requires { options.output_projection; })

@@ -109,9 +109,15 @@ TEST(CompositionText, DescribesItselfAsItReadsBack) {
 TEST(CompositionText, ErrorsPointAtTheColumnAndListWhatFits) {
   EXPECT_EQ(error_of("snapkv + caot"),
             "make_policy: column 10: no part 'caot'; here fit: caote, fast_caote, values, pool, "
+            "forward_max, sum_to_one, z_scores, at_least_mean, layer_shares, protect, pyramid, "
+            "layer_budgets, head_scores, compression_ratios, layer, model, ada, chunks, critical, "
+            "twins");
+  EXPECT_EQ(error_of("knorm + model + chunks + critics"),
+            "make_policy: column 26: no part 'critics'; here fit: caote, fast_caote, values, pool, "
             "forward_max, sum_to_one, z_scores, at_least_mean, temporal, layer_shares, protect, "
-            "schedule, pyramid, layer_budgets, head_scores, compression_ratios, layer, model, ada, "
-            "chunks, critical, twins");
+            "layer_budgets, head_scores, compression_ratios, critical, twins");
+  EXPECT_EQ(error_of("streaming_llm + protect + pin"),
+            "make_policy: column 27: no part 'pin'; here fit: schedule");
   EXPECT_EQ(error_of("snapkv + ada(flor=1)"),
             "ada, column 10: no option 'flor'; valid: floor, rule, floor_of_whole");
   EXPECT_EQ(error_of("snapkv + ada(floor=2)"),
@@ -295,7 +301,7 @@ TEST(CompositionText, PartsFitPoliciesWithACourseOverSteps) {
     EXPECT_EQ(cut_decoded(make(policy + " + temporal(rule=single)")), plain) << name;
     EXPECT_EQ(cut_decoded(make(policy + " + z_scores")), plain) << name;
     EXPECT_EQ(cut_decoded(make(policy + " + protect(recent_window=6)")),
-              cut_decoded(make(name + "budget=20,recent_window=6)")))
+              cut_decoded(make(name + "(budget=20,recent_window=6)")))
         << name;
     EXPECT_NE(cut_decoded(make(policy + " + pool(kernel_size=5)")), plain) << name;
   }
