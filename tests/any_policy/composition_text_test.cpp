@@ -292,10 +292,14 @@ TEST(CompositionText, PartsFitPoliciesWithACourseOverSteps) {
             cut_decoded(make("streaming_llm(num_sink_tokens=3,recent_window=6)")));
   EXPECT_EQ(cut_decoded(make("inertiakv(budget=12) + protect(recent_window=6)")),
             cut_decoded(make("inertiakv(budget=12,recent_window=6)")));
-  for (const std::string name :
-       {"epikv", "epikv_raw", "epikv_bands", "epikv_key", "epikv_value", "epikv_lag",
-        "epikv_lag_key", "epikv_attention", "epikv_seg", "epikv_segment_hs"}) {
-    const std::string policy = name + "(budget=20,recent_window=2)";
+  // Of two layers the defaults are the same.
+  for (const char* const start :
+       {"epikv(layers_a=0,layers_b=1,", "epikv_raw(layers_a=0,layers_b=1,",
+        "epikv_bands(layers_a=0,layers_b=1,", "epikv_key(", "epikv_value(", "epikv_lag(",
+        "epikv_lag_key(", "epikv_attention(", "epikv_seg(layers_a=0,layers_b=1,",
+        "epikv_segment_hs(layers_a=0,layers_b=1,"}) {
+    const std::string name(start);
+    const std::string policy = name + "budget=20,recent_window=2)";
     const KeepMask plain = cut_decoded(make(policy));
     EXPECT_EQ(plain.count(0, 0), 20U);
     EXPECT_EQ(cut_decoded(make(policy + " + temporal(rule=single)")), plain) << name;
