@@ -233,6 +233,37 @@ TEST(InertiaKV, ValueNormSaysThatTheCacheWasNotShown) {
                       {"InertiaKVValueNorm", "observe_cache"}));
 }
 
+// The second step is no refresh and nobody looks at its value; in the third the norms are 1, 1, 3
+// and 3, their mean 2.
+TEST(InertiaKV, ValuesAreAskedForInRefreshStepsAlone) {
+  RowSession<InertiaKVValueNorm> session({.budget = 9, .alpha = 0, .refresh_interval = 2},
+                                         kOneLayer);
+  const auto append = [&](float norm) {
+    session.append(1);
+    session.cache.value(0, 0, session.cache.seq_len() - 1)[0] = norm;
+  };
+  const auto show = [&](const std::vector<float>& row) {
+    session.rows(0, {{row}});
+    session.policy.observe_cache(session.cache.view());
+  };
+  session.policy.begin(1);
+  append(1);
+  EXPECT_TRUE(session.policy.wants_cache());
+  session.policy.observe_cache(session.cache.view());
+  session.policy.end_prefill(session.cache.view());
+  append(1);
+  EXPECT_TRUE(session.policy.wants_cache());
+  show({.5F, .5F});
+  EXPECT_EQ(scores_of(session.policy), (Floats{.5F, .5F}));
+  append(3);
+  EXPECT_FALSE(session.policy.wants_cache());
+  EXPECT_EQ(scores_of(session.policy), (Floats{.5F, .5F, .5F}));
+  append(3);
+  show({.25F, .25F, .25F, .25F});
+  EXPECT_EQ(scores_of(session.policy), (Floats{.125F, .125F, .375F, .375F}));
+  EXPECT_EQ(session.policy.counters().missing_signals, 0U);
+}
+
 // Layer 0 spreads evenly: weight 1. Layer 1 has one slot: weight 0, so it only lets m fade.
 TEST(InertiaKV, EntropyWeighsALayer) {
   RowSession<InertiaKV> session({.budget = 9, .alpha = .5, .entropy_weighted = true}, kTwoLayers);

@@ -97,7 +97,8 @@ struct InertiaKVRecipe {
   }
 };
 /// VNorm: each head's attention times |v_i|_2 / mean_j |v_j|_2 of its KV head, before the mean over
-/// heads. Wants observe_cache in every step, before or after the attention is observed.
+/// heads. Wants observe_cache of prompts and in refresh steps, before or after the attention is
+/// observed.
 struct InertiaKVValueNormRecipe : InertiaKVRecipe {
   static constexpr std::string_view kName = "InertiaKVValueNorm";
 

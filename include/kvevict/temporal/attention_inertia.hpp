@@ -44,8 +44,8 @@ struct AttentionInertiaOptions {
 /// the mean.
 ///
 /// @tparam kWeighsValues  each head's attention times |v_i|_2 / mean_j |v_j|_2 of its KV head,
-///                        before the mean over heads; wants observe_cache in every step, before or
-///                        after the attention is observed
+///                        before the mean over heads; wants observe_cache of prompts and in refresh
+///                        steps, before or after the attention is observed
 template <bool kWeighsValues>
 class AttentionInertia {
  public:
@@ -100,6 +100,9 @@ class AttentionInertia {
     step_.complete_layer();
     return update(sequence, kernel);
   }
+  [[nodiscard]] bool wants_cache(const Sequence& sequence) const noexcept requires kWeighsValues {
+    return options_.refresh.renew_in_step(sequence);
+  }
   std::size_t observe_cache(const ScoreInput& input) requires kWeighsValues {
     norms_.observe(input.view, input.kernel);
     return update(input.sequence, input.kernel);
@@ -109,7 +112,7 @@ class AttentionInertia {
   [[nodiscard]] std::span<const float> scores() const noexcept { return scores_.values(); }
   void score(const ScoreInput& input, LaneScores& scores) const {
     detail::require(!step_.complete(), input.sequence.owner(), "observe_cache", 0,
-                    "must be called in every step before select");
+                    "must be called in every refresh step before select");
     scores.start_one(0, scores.seq_len());
     std::copy(scores_.values().begin(), scores_.values().end(), scores.array(0).begin());
   }

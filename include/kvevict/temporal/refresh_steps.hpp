@@ -36,6 +36,13 @@ struct RefreshSteps {
       --tokens;
     return tokens;
   }
+  /// Whether the newest append has a token of a prompt, or one whose step is one.
+  [[nodiscard]] bool renew_in_step(const Sequence& sequence) const noexcept {
+    if (are_all())
+      return true;
+    const std::size_t decoded = decoded_in_step(sequence);
+    return decoded == 0 || decoded < sequence.step_len() || tokens_in_step(sequence) > 0;
+  }
 };
 
 KVEVICT_NAMESPACE_END

@@ -11,7 +11,6 @@
 #include "kvevict/core/types.hpp"
 #include "kvevict/scoring/lane_scores.hpp"
 #include "kvevict/scoring/score_input.hpp"
-#include "kvevict/temporal/decoded_tokens.hpp"
 #include "kvevict/temporal/refresh_steps.hpp"
 #include "kvevict/temporal/sample_windows.hpp"
 
@@ -335,10 +334,7 @@ class ScoresOverSteps {
  private:
   // Prompt tokens are always sampled, by themselves or at their end.
   [[nodiscard]] bool takes_sample(const Sequence& sequence) const noexcept {
-    if (!rule_ || refresh_.are_all())
-      return rule_.has_value();
-    const std::size_t decoded = decoded_in_step(sequence);
-    return decoded == 0 || decoded < sequence.step_len() || refresh_.tokens_in_step(sequence) > 0;
+    return rule_ && refresh_.renew_in_step(sequence);
   }
   // The newest tokens are the ones that may be missing.
   [[nodiscard]] static std::size_t num_known(std::span<const float> counts) noexcept {
