@@ -61,6 +61,13 @@ void run_snapkv(const GoldenCase& golden, GoldenReport& report);
 void run_streaming_llm(const GoldenCase& golden, GoldenReport& report);
 void run_tova(const GoldenCase& golden, GoldenReport& report);
 void run_triattention(const GoldenCase& golden, GoldenReport& report);
+void run_keyformer(const GoldenCase& golden, GoldenReport& report);
+void run_vatp(const GoldenCase& golden, GoldenReport& report);
+void run_dropkv(const GoldenCase& golden, GoldenReport& report);
+void run_defensivekv(const GoldenCase& golden, GoldenReport& report);
+void run_evolkv(const GoldenCase& golden, GoldenReport& report);
+void run_headkv(const GoldenCase& golden, GoldenReport& report);
+void run_rocketkv(const GoldenCase& golden, GoldenReport& report);
 
 /// Cases of a real model: `path` is its GGUF file.
 void run_model(const GoldenCase& golden, GoldenReport& report, const std::string& path);

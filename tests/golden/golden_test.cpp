@@ -75,6 +75,13 @@ const std::map<std::string, GoldenDriver>& drivers() {
       {"snapkv", run_snapkv},
       {"streaming_llm", run_streaming_llm},
       {"tova", run_tova},
+      {"rocketkv", run_rocketkv},
+      {"headkv", run_headkv},
+      {"evolkv", run_evolkv},
+      {"defensivekv", run_defensivekv},
+      {"dropkv", run_dropkv},
+      {"vatp", run_vatp},
+      {"keyformer", run_keyformer},
       {"TriAttention", run_triattention},
   };
   return map;

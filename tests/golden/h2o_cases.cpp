@@ -1,123 +1,26 @@
 #include "golden/drivers.hpp"
+#include "golden/heavy_and_recent_runs.hpp"
 #include "golden/kvpress_ratios.hpp"
-#include "golden/step_logits.hpp"
 #include "golden/window_prompt.hpp"
-#include "kvevict/core/lane.hpp"
-#include "kvevict/core/scratch.hpp"
-#include "kvevict/kernels/kernels.hpp"
 #include "kvevict/policies/h2o.hpp"
+#include "kvevict/policies/keyformer.hpp"
+#include "kvevict/policies/value_weighted.hpp"
 #include "support/golden.hpp"
 
-#include <algorithm>
 #include <cstddef>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
-// Cases of `text policy h2o`, and of the lifetime mean that kvpress calls observed_attention.
+// Cases of `text policy h2o`, `vatp` and `keyformer`, and of the lifetime mean that kvpress calls
+// observed_attention.
 namespace kvevict_test {
-namespace {
-
-/// One run with the prompt in pieces of `chunk` tokens.
-void run(const GoldenCase& golden, GoldenReport& report, const std::string& name, RowSource source,
-         std::size_t chunk) {
-  const GoldenCase::Tensor& prompt_logits = golden.tensor("prefill_logits");
-  const GoldenCase::Tensor& logits = golden.tensor("logits");
-  const std::size_t prompt_len = golden.count("num_prompt");
-  const std::size_t num_positions = logits.shape.at(2);
-  const kvevict::CacheShape shape{.num_layers = 1,
-                                  .num_q_heads = golden.count("num_q_heads"),
-                                  .num_kv_heads = golden.count("num_kv_heads"),
-                                  .head_dim = num_positions};
-  if (name != "per_head" && name != "shared")
-    throw std::runtime_error("no run " + name);
-  kvevict::H2O policy(
-      {.heavy = golden.count("heavy"),
-       .recent = golden.count("recent"),
-       .scope = name == "shared" ? kvevict::MaskScope::kModel : kvevict::MaskScope::kHead},
-      shape);
-  const std::size_t num_lanes = policy.sequence().num_lanes();
-  const auto append_scores = [&](PositionCache& cache, std::vector<double>& scores) {
-    const auto view = cache.view();
-    const kvevict::ViewRef ref(view);
-    kvevict::Scratch scratch;
-    for (std::size_t lane = 0; lane < num_lanes; ++lane) {
-      std::vector<float> sums(policy.sequence().seq_len(lane));
-      policy.method().score({ref, policy.sequence(), kvevict::kernels::best(), scratch}, lane,
-                            sums);
-      scores.insert(scores.end(), sums.begin(), sums.end());
-    }
-  };
-  const auto append_positions = [&](const PositionCache& cache, std::vector<double>& kept) {
-    for (std::size_t lane = 0; lane < num_lanes; ++lane) {
-      const std::vector<std::size_t> positions = cache.positions(0, lane);
-      kept.insert(kept.end(), positions.begin(), positions.end());
-    }
-  };
-
-  PositionCache cache(shape);
-  policy.begin(prompt_len);
-  for (std::size_t done = 0; done < prompt_len;) {
-    const std::size_t count = std::min(chunk, prompt_len - done);
-    policy.append(count);
-    cache.append(count);
-    report.is_true(name + ": every row is wanted", policy.wanted_attention_rows(0) == count);
-    std::vector<double> rows(shape.num_q_heads * count * num_positions);
-    for (std::size_t head = 0; head < shape.num_q_heads; ++head) {
-      for (std::size_t r = 0; r < count; ++r) {
-        const auto from = prompt_logits.values.begin() +
-                          static_cast<std::ptrdiff_t>((head * prompt_len + done + r) * prompt_len);
-        std::copy_n(from, prompt_len,
-                    rows.begin() + static_cast<std::ptrdiff_t>((head * count + r) * num_positions));
-      }
-    }
-    hand_over_rows(policy, cache, 0, count, source, [&](std::size_t head, std::size_t r) {
-      return rows.data() + (head * count + r) * num_positions;
-    });
-    done += count;
-    report.is_true(name + ": no cut inside the prompt",
-                   done == prompt_len || !policy.should_evict());
-  }
-  policy.end_prefill(cache.view());
-  std::vector<double> scores;
-  append_scores(cache, scores);
-  report.scores(name + ".prefill_scores", golden.tensor(name + ".prefill_scores").values, scores);
-  cut(policy, cache);
-  std::vector<double> kept;
-  append_positions(cache, kept);
-  report.equal(name + ".prefill_kept", golden.tensor(name + ".prefill_kept").values, kept);
-
-  std::vector<double> evicted;
-  for (std::size_t step = 0; step < golden.count("steps"); ++step) {
-    policy.append(1);
-    cache.append(1);
-    hand_over_rows(policy, cache, 0, 1, source, [&](std::size_t head, std::size_t) {
-      return logits.values.data() + (step * shape.num_q_heads + head) * num_positions;
-    });
-    const auto gone = cut(policy, cache);
-    for (std::size_t lane = 0; lane < num_lanes; ++lane) {
-      if (gone[lane].size() > 1)
-        throw std::runtime_error("more than one token went in a step");
-      evicted.push_back(gone[lane].empty() ? -1 : static_cast<double>(gone[lane][0]));
-    }
-  }
-  report.equal(name + ".evicted", golden.tensor(name + ".evicted").values, evicted);
-  kept.clear();
-  append_positions(cache, kept);
-  report.equal(name + ".kept", golden.tensor(name + ".kept").values, kept);
-  scores.clear();
-  append_scores(cache, scores);
-  report.scores(name + ".scores", golden.tensor(name + ".scores").values, scores);
-}
-
-}  // namespace
 
 void run_h2o(const GoldenCase& golden, GoldenReport& report) {
-  for (const std::string& name : golden.words("runs")) {
-    run(golden, report, name, RowSource::kRows, golden.count("num_prompt"));
-    run(golden, report, name, RowSource::kQueries, golden.count("num_prompt"));
-    run(golden, report, name, RowSource::kQueries, 5);
-  }
+  compare_heavy_and_recent_runs<kvevict::H2O>(golden, report);
+}
+void run_vatp(const GoldenCase& golden, GoldenReport& report) {
+  compare_heavy_and_recent_runs<kvevict::VATP>(golden, report);
+}
+void run_keyformer(const GoldenCase& golden, GoldenReport& report) {
+  compare_heavy_and_recent_runs<kvevict::Keyformer>(golden, report);
 }
 
 void run_observed_attention(const GoldenCase& golden, GoldenReport& report) {

@@ -2,10 +2,6 @@
 #include "golden/kvpress_ratios.hpp"
 #include "golden/window_prompt.hpp"
 #include "kvevict/core/budget.hpp"
-#include "kvevict/core/lane.hpp"
-#include "kvevict/core/scored_lane.hpp"
-#include "kvevict/core/scratch.hpp"
-#include "kvevict/kernels/kernels.hpp"
 #include "kvevict/policies/external_scores.hpp"
 #include "kvevict/policies/kvcompose.hpp"
 #include "kvevict/scoring/output_projection.hpp"
@@ -18,7 +14,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -51,27 +46,10 @@ void compare_masks(const GoldenCase& golden, GoldenReport& report, const std::st
                  std::vector<int>(first, first + static_cast<std::ptrdiff_t>(size)));
   }
 }
-/// Scores of all slots after the stages that look at all heads, [layers * num_kv_heads, len].
-template <class P>
-std::vector<float> finished_scores(const WindowPrompt& prompt, const P& policy) {
-  const std::size_t num_lanes = prompt.shape.num_layers * prompt.shape.num_kv_heads;
-  const auto view = prompt.view(prompt.len);
-  const kvevict::ViewRef ref(view);
-  kvevict::Scratch scratch;
-  const kvevict::ScoreInput input{ref, policy.sequence(), kvevict::kernels::best(), scratch};
-  std::vector<float> all(num_lanes * prompt.len);
-  std::vector<kvevict::ScoredLane> lanes;
-  for (std::size_t lane = 0; lane < num_lanes; ++lane) {
-    lanes.push_back({lane, std::span(all).subspan(lane * prompt.len, prompt.len), {}, {}});
-    policy.method().score(input, lane, lanes.back().scores);
-  }
-  policy.method().normalise(lanes, input);
-  return all;
-}
 template <class P>
 void compare_layer_scores(const GoldenCase& golden, GoldenReport& report,
                           const WindowPrompt& prompt, const P& policy) {
-  const std::vector<float> all = finished_scores(prompt, policy);
+  const std::vector<float> all = prompt.finished_scores(policy);
   const std::size_t size = prompt.shape.num_kv_heads * prompt.len;
   for (std::size_t layer = 0; layer < prompt.shape.num_layers; ++layer) {
     // As they are before the sinks are raised: all of them count.

@@ -2,16 +2,19 @@
 #define KVEVICT_TESTS_GOLDEN_WINDOW_PROMPT_HPP_
 
 #include "kvevict/core/keep_mask.hpp"
+#include "kvevict/core/scored_lane.hpp"
 #include "kvevict/core/scratch.hpp"
 #include "kvevict/core/step_inputs.hpp"
 #include "kvevict/kernels/kernels.hpp"
 #include "kvevict/policies/policy.hpp"
 #include "kvevict/scoring/attention_rows.hpp"
+#include "kvevict/scoring/score_input.hpp"
 #include "kvevict/views/contiguous_view.hpp"
 #include "support/golden.hpp"
 
 #include <algorithm>
 #include <cstddef>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -166,6 +169,22 @@ struct WindowPrompt {
                             std::span(result).subspan(head * len, len));
     }
     return result;
+  }
+  /// The same of all layers after the stages that look at all heads, [layers, num_kv_heads, len].
+  template <class P>
+  [[nodiscard]] std::vector<float> finished_scores(const P& policy) const {
+    const auto full = view(len);
+    const kvevict::ViewRef ref(full);
+    kvevict::Scratch scratch;
+    const kvevict::ScoreInput input{ref, policy.sequence(), kvevict::kernels::best(), scratch};
+    std::vector<float> all(shape.num_layers * shape.num_kv_heads * len);
+    std::vector<kvevict::ScoredLane> lanes;
+    for (std::size_t lane = 0; lane * len < all.size(); ++lane) {
+      lanes.push_back({lane, std::span(all).subspan(lane * len, len), {}, {}});
+      policy.method().score(input, lane, lanes.back().scores);
+    }
+    policy.method().normalise(lanes, input);
+    return all;
   }
   /// The mask as [layers, num_kv_heads, len].
   template <class P>

@@ -63,6 +63,7 @@ class GoldenCase {
     asked_.insert(name);
     return texts_.count(name) + numbers_.count(name) + tensors_.count(name) > 0;
   }
+  [[nodiscard]] bool has_text(const std::string& name) const { return texts_.count(name) > 0; }
   [[nodiscard]] const std::string& text(const std::string& name) const { return get(texts_, name); }
   [[nodiscard]] double real(const std::string& name) const { return get(numbers_, name); }
   [[nodiscard]] double real_or(const std::string& name, double otherwise) const {
@@ -76,12 +77,13 @@ class GoldenCase {
   /// Names of the records that were asked for.
   [[nodiscard]] const std::set<std::string>& asked() const { return asked_; }
   /// Options that nobody asked for: numbers but for outputs ("n_kept.a") and those of a layer, and
-  /// texts but for what says where the case comes from.
-  [[nodiscard]] std::vector<std::string> unasked_options() const {
+  /// texts but for what says where the case comes from. With a prefix ("A.") those of a run.
+  [[nodiscard]] std::vector<std::string> unasked_options(const std::string& prefix = "") const {
     std::vector<std::string> names;
     const auto look = [&](const auto& map) {
       for (const auto& [name, value] : map) {
-        if (asked_.count(name) == 0 && name.find('.') == std::string::npos)
+        if (asked_.count(name) == 0 && name.starts_with(prefix) &&
+            name.find('.', prefix.size()) == std::string::npos)
           names.push_back(name);
       }
     };

@@ -1,0 +1,984 @@
+#!/usr/bin/env python3
+"""Golden cases of policies that no other implementation gives us numbers for.
+
+Every score and mask is computed here from the definitions of the papers in double precision, with
+the standard library alone. Nothing of the library is read or run.
+
+    reference.py FOLDER           writes the cases to the folder
+    reference.py --check FOLDER   compares them with what is there: inputs and masks exactly, reals
+                                  to 1e-9, since mathematical libraries differ in the last digit
+
+A case is drawn again until no choice of it hangs on scores that lie close together.
+"""
+
+import functools
+import math
+import os
+import random
+import sys
+
+LEAST_GAP = 2e-4  # between the last kept score and the first dropped one, of the largest
+
+
+# ---- Files ------------------------------------------------------------------------------------
+
+
+class Case:
+    def __init__(self, policy, note):
+        self.records = []  # (kind, name, ..)
+        self.text("policy", policy)
+        self.text("source", "reference.py, float64, from the definitions in the papers")
+        self.text("note", note)
+
+    def text(self, name, value):
+        self.records.append(("text", name, value))
+
+    def int(self, name, value):
+        self.records.append(("int", name, int(value)))
+
+    def real(self, name, value):
+        self.records.append(("real", name, float(value)))
+
+    def tensor(self, name, kind, values):
+        """`values` is a nested list, which gives the shape."""
+        shape = []
+        inner = values
+        while isinstance(inner, list):
+            shape.append(len(inner))
+            inner = inner[0] if inner else 0
+        self.records.append(("tensor", name, kind, shape, flat(values)))
+
+    def shape(self, num_q_heads, num_kv_heads, head_dim, **others):
+        self.int("num_q_heads", num_q_heads)
+        self.int("num_kv_heads", num_kv_heads)
+        self.int("head_dim", head_dim)
+        for name, value in others.items():
+            self.int(name, value)
+
+    def options(self, prefix, options):
+        for name, value in options.items():
+            if isinstance(value, str):
+                self.text(prefix + name, value)
+            elif isinstance(value, (bool, int)):
+                self.int(prefix + name, value)
+            elif isinstance(value, float):
+                self.real(prefix + name, value)
+            else:
+                self.tensor(prefix + name, "f64", value)
+
+    def runs(self, runs):
+        self.text("runs", " ".join(runs))
+        for name, options in runs.items():
+            self.options(name + ".", options)
+
+    def lines(self):
+        yield "kvevict-golden 1"
+        for record in self.records:
+            if record[0] in ("text", "int"):
+                yield "%s %s %s" % record
+            elif record[0] == "real":
+                yield "real %s %.17g" % record[1:]
+            else:
+                _, name, kind, shape, values = record
+                yield " ".join(["tensor", name, kind, str(len(shape))] + [str(s) for s in shape])
+                width = shape[-1] if shape and 0 < shape[-1] <= 32 else 16
+                form = {"f32": "%.9g", "f64": "%.12g"}.get(kind, "%d")
+                for first in range(0, len(values), width):
+                    yield " ".join(form % v for v in values[first : first + width])
+
+
+def flat(values):
+    return [x for v in values for x in flat(v)] if isinstance(values, list) else [values]
+
+
+# ---- Draws and choices ------------------------------------------------------------------------
+
+
+class Draw:
+    """Inputs, multiples of 1/16, and how far apart the scores of all choices were."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+        self.gap = 1.0
+        self.ties = 0
+
+    def number(self, size):
+        """About normal, of deviation `size`."""
+        total = sum(self.random.random() for _ in range(12)) - 6.0
+        return round(total * size * 16) / 16
+
+    def numbers(self, *shape, size=1.5):
+        if not shape:
+            return self.number(size)
+        return [self.numbers(*shape[1:], size=size) for _ in range(shape[0])]
+
+    def far(self, a, b, largest):
+        """Asks that a and b lie apart, unless they are equal."""
+        if a == b:
+            self.ties += 1
+        elif largest > 0:
+            self.gap = min(self.gap, abs(a - b) / largest)
+
+    def best(self, scores, count, among=None):
+        """The `count` best of `among` by score; the lower index of equal ones."""
+        order = sorted(range(len(scores)) if among is None else among, key=lambda i: -scores[i])
+        if 0 < count < len(order):
+            largest = max(abs(scores[i]) for i in order)
+            self.far(scores[order[count - 1]], scores[order[count]], largest)
+        return set(order[: max(count, 0)])
+
+
+CASES = {}
+
+
+def case(build):
+    """The function makes the case of its name from a draw."""
+    CASES[build.__name__] = build
+    return build
+
+
+@functools.lru_cache(maxsize=None)
+def made(name):
+    for attempt in range(500):
+        draw = Draw("%s %d" % (name, attempt))
+        result = CASES[name](draw)
+        if draw.gap >= LEAST_GAP:
+            if draw.ties:
+                result.int("plateau_ties", draw.ties)
+            result.real("min_gap", draw.gap)
+            return result
+    raise RuntimeError("no draw of %s is free of near ties" % name)
+
+
+# ---- Shared mathematics -----------------------------------------------------------------------
+
+
+def dot(a, b):
+    return math.fsum(x * y for x, y in zip(a, b))
+
+
+def norm(a, p=2):
+    return math.fsum(map(abs, a)) if p == 1 else math.sqrt(dot(a, a))
+
+
+def mean(values):
+    return math.fsum(values) / len(values)
+
+
+def softmax(logits):
+    largest = max(logits)
+    parts = [math.exp(x - largest) for x in logits]
+    total = math.fsum(parts)
+    return [x / total for x in parts]
+
+
+def add(a, b):
+    return [x + y for x, y in zip(a, b)]
+
+
+def mean_rows(rows):
+    return [mean(column) for column in zip(*rows)]
+
+
+def floor_share(text, n):
+    """Tokens that "30%" of n are: rounded down, but one at least."""
+    if not isinstance(text, str):
+        return text
+    return max(1, n * int(text[:-1]) // 100)
+
+
+def pool(row, kind, kernel, edge="zero_counted"):
+    """Over `kernel` neighbours; what lies outside counts as 0 in an average, unless it shrinks."""
+    result = []
+    for i in range(len(row)):
+        near = row[max(0, i - kernel // 2) : i + kernel // 2 + 1]
+        if kind == "max":
+            result.append(max(near))
+        else:
+            result.append(math.fsum(near) / (len(near) if edge == "shrink" else kernel))
+    return result
+
+
+def reduce_group(rows, how):
+    if how == "max":
+        return [max(column) for column in zip(*rows)]
+    total = [math.fsum(column) for column in zip(*rows)]
+    return total if how == "sum" else [x / len(rows) for x in total]
+
+
+def apportion(ideal, total, cap):
+    """Whole numbers in proportion to `ideal` that add up to `total`, none above `cap`: what a cap
+    cuts off goes to the others in proportion, what rounding leaves to the largest fractions."""
+    numbers = [0] * len(ideal)
+    total = min(total, cap * len(ideal))
+    open_ = [i for i in range(len(ideal))]
+    left = total
+    while True:
+        weight = math.fsum(max(ideal[i], 0.0) for i in open_)
+        share = {i: left * max(ideal[i], 0.0) / weight for i in open_} if weight else {}
+        over = [i for i in open_ if share.get(i, 0.0) > cap]
+        if not over:
+            break
+        for i in over:
+            numbers[i] = cap
+            left -= cap
+        open_ = [i for i in open_ if i not in over]
+    for i in open_:
+        numbers[i] = math.floor(share[i] + 1e-9)
+    rest = total - sum(numbers)
+    for i in sorted(open_, key=lambda i: (-round(share[i] - numbers[i], 6), i))[:rest]:
+        numbers[i] += 1
+    return numbers
+
+
+# ---- Prompts that are cut once by a window's attention ----------------------------------------
+
+
+class Prompt:
+    """A prompt's cache and its last queries, of several layers."""
+
+    def __init__(self, draw, layers, q_heads, kv_heads, dim, n, window, hidden=0, value_size=1.0):
+        self.layers, self.q_heads, self.kv_heads = layers, q_heads, kv_heads
+        self.dim, self.n, self.window, self.hidden = dim, n, window, hidden
+        self.group = q_heads // kv_heads
+        self.queries = draw.numbers(layers, q_heads, window, dim) if window else None
+        self.keys = draw.numbers(layers, kv_heads, n, dim)
+        self.values = draw.numbers(layers, kv_heads, n, dim, size=value_size)
+        self.weight = (
+            draw.numbers(layers, q_heads * dim, hidden, size=0.5) if hidden else None
+        )
+
+    def write(self, case, values=False, attention=False):
+        case.shape(self.q_heads, self.kv_heads, self.dim, n=self.n, num_layers=self.layers)
+        if self.window:
+            case.int("window", self.window)
+        if self.hidden:
+            case.int("hidden_size", self.hidden)
+        for l in range(self.layers):
+            name = "L%d." % l
+            if self.window:
+                case.tensor(name + "queries", "f32", self.queries[l])
+            case.tensor(name + "keys", "f32", self.keys[l])
+            if values:
+                case.tensor(name + "values", "f32", self.values[l])
+            if self.hidden:
+                case.tensor(name + "W_O", "f32", self.weight[l])
+            if attention:
+                case.tensor(name + "attention", "f32", self.attention(l))
+
+    @property
+    def prefix(self):
+        return self.n - self.window
+
+    @functools.lru_cache(maxsize=None)
+    def attention(self, layer, past_only=False):
+        """[q_heads, window, n]; what a row does not see is 0."""
+        rows = []
+        for h in range(self.q_heads):
+            keys = self.keys[layer][h // self.group]
+            rows.append([])
+            for t, query in enumerate(self.queries[layer][h]):
+                seen = self.prefix if past_only else self.prefix + t + 1
+                logits = [dot(query, key) / math.sqrt(self.dim) for key in keys[:seen]]
+                rows[h].append(softmax(logits) + [0.0] * (self.n - seen))
+        return rows
+
+    def of_group(self, per_q_head, kv_head):
+        return per_q_head[kv_head * self.group : (kv_head + 1) * self.group]
+
+    def vote(self, layer, pooling, kernel, reduce="mean", pool_first=False, past_only=False,
+             edge="zero_counted"):
+        """SnapKV's scores of the prefix: sum over rows, pooling, reduction of the group."""
+        sums = [
+            [math.fsum(column) for column in zip(*rows)][: self.prefix]
+            for rows in self.attention(layer, past_only)
+        ]
+        result = []
+        for kv in range(self.kv_heads):
+            rows = self.of_group(sums, kv)
+            if pool_first:
+                rows = [pool(row, pooling, kernel, edge) for row in rows]
+                result.append(reduce_group(rows, reduce))
+            else:
+                result.append(pool(reduce_group(rows, reduce), pooling, kernel, edge))
+        return result
+
+    def mask(self, chosen):
+        """[layers, kv_heads, n] of the slots chosen of each [layer][head], and the window."""
+        return [
+            [[int(i in head or i >= self.prefix) for i in range(self.n)] for head in layer]
+            for layer in chosen
+        ]
+
+    def lanes(self):
+        return [(l, h) for l in range(self.layers) for h in range(self.kv_heads)]
+
+    def write_run(self, case, run, scores, chosen, with_scores=True):
+        for l in range(self.layers):
+            if with_scores:
+                case.tensor("L%d.%s.scores" % (l, run), "f64", scores[l])
+        case.tensor("keep." + run, "u8", self.mask(chosen))
+
+    def best_per_head(self, draw, scores, budgets):
+        """`budgets` [layers][heads] with the window; the best of the prefix beside it."""
+        return [
+            [draw.best(scores[l][h], budgets[l][h] - self.window) for h in range(self.kv_heads)]
+            for l in range(self.layers)
+        ]
+
+
+def by_layer(numbers, heads):
+    return [numbers[i : i + heads] for i in range(0, len(numbers), heads)]
+
+
+# RocketKV ..........................................................................................
+
+ROCKET_NOTE = (
+    "Stage 1. Rows: the last `window` queries, softmax over all keys with the causal corner (all) "
+    "or over the keys before the window (past); sum over rows, then over the group (group_reduce), "
+    "then maximum pooling; the window and the best of the prefix stay, the lower slot of equal "
+    "ones. With split: S = n + max_new_tokens, T = budget, c = S / T, alpha = min(.2 + .06 log2 c, "
+    ".8), cap = int(S / c^alpha), X.budgets [num_layers, num_kv_heads] = min(S, cap) - max_new_tokens, "
+    "everything if S <= T, never less than the window; without: the budget itself. Ll.X.scores [num_kv_heads, "
+    "n - window]."
+)
+
+
+def rocket_budget(n, budget, new):
+    total = n + new
+    if total <= budget:
+        return n
+    ratio = total / budget
+    cap = total / ratio ** min(0.2 + 0.06 * math.log2(ratio), 0.8)
+    assert abs(cap - round(cap)) > 1e-6
+    return min(total, int(cap)) - new
+
+
+def rocketkv(draw, prompt, runs):
+    case = Case("rocketkv", ROCKET_NOTE)
+    prompt.write(case)
+    case.runs(runs)
+    for run, options in runs.items():
+        kept = options["budget"]
+        if options.get("split", True):
+            kept = rocket_budget(prompt.n, kept, options.get("max_new_tokens", 0))
+        kept = min(max(kept, prompt.window), prompt.n)
+        scores = [
+            prompt.vote(
+                l, options.get("pooling", "max"), options.get("pool_kernel_size", 63),
+                options.get("group_reduce", "sum"), options.get("pool_first", False),
+                options.get("softmax_support", "all") == "past",
+                options.get("pool_edge", "zero_counted"),
+            )
+            for l in range(prompt.layers)
+        ]
+        chosen = prompt.best_per_head(draw, scores, [[kept] * prompt.kv_heads] * prompt.layers)
+        case.tensor(run + ".budgets", "i32", [[kept] * prompt.kv_heads] * prompt.layers)
+        prompt.write_run(case, run, scores, chosen)
+    return case
+
+
+@case
+def rocketkv_1_gqa2(draw):
+    return rocketkv(draw, Prompt(draw, 2, 4, 2, 8, 96, 6), {
+        "split": {"budget": 16, "max_new_tokens": 10, "pool_kernel_size": 7},
+        "past": {"budget": 30, "split": False, "pool_kernel_size": 7, "softmax_support": "past"},
+        "max": {"budget": 20, "pooling": "average", "pool_kernel_size": 5, "group_reduce": "max",
+                "pool_first": True},
+        "average": {"budget": 24, "split": False, "pooling": "average", "pool_kernel_size": 3,
+                    "group_reduce": "mean"},
+    })
+
+
+@case
+def rocketkv_2_wide(draw):
+    # The default kernel, 63, on a prompt that is barely longer: plateaus and their ties.
+    return rocketkv(draw, Prompt(draw, 1, 3, 1, 8, 120, 8), {
+        "defaults": {"budget": 20},
+        "fits": {"budget": 120},
+        "no_room": {"budget": 16, "max_new_tokens": 400},
+    })
+
+
+# HeadKV and EvolKV .................................................................................
+
+HEADKV_NOTE = (
+    "Scores: last `window` rows, softmax over all keys with the causal corner, sum over rows, group "
+    "mean, maximum pooling. b = budget - window, share = floor(b / beta), s = head_scores^power, "
+    "summed over each group where they are given per query head, made to sum to 1 (the power after "
+    "the groups); a KV head gets beside the window s share L H + b - share: by largest remainder, "
+    "the sum conserved, what exceeds n - window going to the others in proportion; "
+    "official_rounding: each rounded half to even and cut at n - window. X.budgets [num_layers, "
+    "num_kv_heads] with the window."
+)
+
+
+def headkv_budgets(prompt, options):
+    lanes = prompt.layers * prompt.kv_heads
+    b = options["budget"] - prompt.window
+    share = math.floor(b / options.get("beta", 1.5))
+    given = options["head_scores"]
+    per_lane = len(given) // lanes
+    scores = [math.fsum(given[i * per_lane : (i + 1) * per_lane]) for i in range(lanes)]
+    scores = [s ** options.get("power", 1.0) for s in scores]
+    total = math.fsum(scores)
+    ideal = [s / total * share * lanes + b - share for s in scores]
+    if options.get("official_rounding", False):
+        return [min(round(x), prompt.prefix) for x in ideal]
+    return apportion(ideal, b * lanes, prompt.prefix)
+
+
+def window_tables(draw, policy, note, prompt, runs, budgets_of, kernel, pooling):
+    """Policies that vote as SnapKV does and have budgets of heads."""
+    case = Case(policy, note)
+    prompt.write(case)
+    case.runs(runs)
+    for run, options in runs.items():
+        if options["budget"] >= prompt.n:
+            budgets = [prompt.n] * (prompt.layers * prompt.kv_heads)
+        else:
+            budgets = [c + prompt.window for c in budgets_of(prompt, options)]
+        budgets = by_layer(budgets, prompt.kv_heads)
+        scores = [
+            prompt.vote(
+                l, options.get("pooling", pooling), options.get("pool_kernel_size", kernel),
+                options.get("group_reduce", "mean"), options.get("pool_first", False),
+                options.get("softmax_support", "all") == "past",
+                options.get("pool_edge", "zero_counted"),
+            )
+            for l in range(prompt.layers)
+        ]
+        case.tensor(run + ".budgets", "i32", budgets)
+        prompt.write_run(case, run, scores, prompt.best_per_head(draw, scores, budgets))
+    return case
+
+
+@case
+def headkv_1_gqa2(draw):
+    per_query = [0.5, 0.25, 0.125, 1.0, 2.0, 0.375, 0.75, 0.0]
+    per_kv = [0.9, 0.35, 0.2, 0.05]
+    prompt = Prompt(draw, 2, 4, 2, 8, 60, 6)
+    return window_tables(draw, "headkv", HEADKV_NOTE, prompt, {
+        "per_query_head": {"budget": 20, "head_scores": per_query},
+        "per_kv_head": {"budget": 17, "head_scores": per_kv, "beta": 2.0},
+        "power": {"budget": 24, "head_scores": per_kv, "beta": 1.0, "power": 2.0},
+        "official": {"budget": 14, "head_scores": per_kv, "beta": 2.0, "official_rounding": True},
+        "capped": {"budget": 40, "head_scores": [8.0, 1.0, 1.0, 0.5], "beta": 1.005},
+        "fits": {"budget": 60, "head_scores": per_kv},
+    }, headkv_budgets, 7, "max")
+
+
+@case
+def headkv_2_gqa3_average(draw):
+    prompt = Prompt(draw, 1, 9, 3, 6, 48, 4)
+    return window_tables(draw, "headkv", HEADKV_NOTE, prompt, {
+        "a": {"budget": 15, "head_scores": [1.0, 3.0, 2.0], "pooling": "average",
+              "pool_kernel_size": 5, "group_reduce": "max", "pool_first": True},
+        "b": {"budget": 15, "head_scores": [1.0, 3.0, 2.0], "beta": 4.0,
+              "softmax_support": "past"},
+    }, headkv_budgets, 7, "max")
+
+
+EVOLKV_NOTE = (
+    "Scores: SnapKV, last `window` rows, softmax over all keys with the causal corner, sum over "
+    "rows, group mean, average pooling with zeros counted. Layer budgets from a table, the window "
+    "included: as it is where its mean is `budget`, else max(table_l B / sum - window, 0), B = "
+    "num_layers budget, scaled so that it adds up to num_layers (budget - window), over KV heads by "
+    "largest remainder (equal fractions: the first ones). X.budgets [num_layers, num_kv_heads] with "
+    "the window."
+)
+
+
+def evolkv_budgets(prompt, options):
+    table = options["layer_budgets"]
+    whole = options["budget"] * prompt.layers
+    ideal = [
+        max(t * whole / math.fsum(table) - prompt.window, 0.0)
+        for t in table
+        for _ in range(prompt.kv_heads)
+    ]
+    entries = (options["budget"] - prompt.window) * len(ideal)
+    return apportion(ideal, entries, prompt.prefix)
+
+
+@case
+def evolkv_1_gqa2(draw):
+    prompt = Prompt(draw, 3, 4, 2, 6, 50, 5)
+    return window_tables(draw, "evolkv", EVOLKV_NOTE, prompt, {
+        "as_it_is": {"budget": 20, "layer_budgets": [30.0, 18.0, 12.0]},
+        "completed": {"budget": 16, "layer_budgets": [30.0, 18.0, 12.0]},
+        "below_window": {"budget": 20, "layer_budgets": [40.0, 2.0, 17.0], "pooling": "max",
+                         "pool_kernel_size": 7},
+        "capped": {"budget": 30, "layer_budgets": [70.0, 12.0, 8.0], "pool_edge": "shrink"},
+        "fits": {"budget": 50, "layer_budgets": [3.0, 2.0, 1.0]},
+    }, evolkv_budgets, 5, "average")
+
+
+# DefensiveKV .......................................................................................
+
+DEFENSIVE_NOTE = (
+    "Each row of the window, cut to the prefix, is pooled and scaled back to the mass it had; m = "
+    "maximum over rows and group. Ll.X.scores = max(m, mean m) times |v W_O^h|_1 (l2_norm: _2), "
+    "mean over the group, divided by its mean over the KV heads for the same token. First stage, per "
+    "head: with p = the mean over rows and group of the attention on the prefix, made to sum to 1, "
+    "and w = the mean over rows and all heads of the layer of the attention on the window "
+    "(official_window_mass: on the `window` last slots of the prefix), the k = #{r: p_(1) + .. + "
+    "p_(r) < first_stage_mass - w} best by p, at most budget - window. Then the best by score of all "
+    "heads of the layer (competition layer) or of the model fill num_kv_heads (budget - window) per "
+    "layer, or that of all layers. The window stays."
+)
+
+
+def defensivekv(draw, prompt, runs):
+    case = Case("defensivekv", DEFENSIVE_NOTE)
+    prompt.write(case, values=True)
+    case.runs(runs)
+    end = prompt.prefix
+    for run, options in runs.items():
+        scores, first, share = [], [], options["budget"] - prompt.window
+        for l in range(prompt.layers):
+            rows = prompt.attention(l)
+            worst, means, norms = [], [], []
+            for kv in range(prompt.kv_heads):
+                group = [row[:end] for head in prompt.of_group(rows, kv) for row in head]
+                pooled = []
+                for row in group:
+                    smooth = pool(row, options.get("pooling", "average"),
+                                  options.get("pool_kernel_size", 5),
+                                  options.get("pool_edge", "zero_counted"))
+                    scale = math.fsum(row) / math.fsum(smooth)
+                    pooled.append([x * scale for x in smooth])
+                worst.append([max(column) for column in zip(*pooled)])
+                means.append(mean_rows(group))
+                heads = range(kv * prompt.group, (kv + 1) * prompt.group)
+                p = 2 if options.get("l2_norm", False) else 1
+                norms.append([
+                    mean([norm(projected(prompt, l, h, value), p) for h in heads])
+                    for value in prompt.values[l][kv][:end]
+                ])
+            layer_norm = mean_rows(norms)
+            scores.append([
+                [max(x, mean(m)) * v / layer for x, v, layer in zip(m, of_head, layer_norm)]
+                for m, of_head in zip(worst, norms)
+            ])
+            if options.get("official_window_mass", False):
+                window = mean([math.fsum(m[end - prompt.window :]) for m in means])
+            else:
+                window = mean([math.fsum(row[end:]) for head in rows for row in head])
+            first.append([])
+            for m in means:
+                order = sorted(range(end), key=lambda i: -m[i])
+                held, count = 0.0, 0
+                for i in order:
+                    held += m[i] / math.fsum(m)
+                    limit = options.get("first_stage_mass", 0.9) - window
+                    draw.far(held, limit, 1.0)
+                    if not held < limit:
+                        break
+                    count += 1
+                first[l].append(draw.best(m, min(count, share)))
+        chosen = [[set(head) for head in layer] for layer in first]
+        whole = options.get("competition", "layer") == "model"
+        pools = [prompt.lanes()] if whole else [
+            [(l, h) for h in range(prompt.kv_heads)] for l in range(prompt.layers)
+        ]
+        for lanes in pools:
+            entries = [(l, h, i) for l, h in lanes for i in range(end) if i not in first[l][h]]
+            left = share * len(lanes) - sum(len(first[l][h]) for l, h in lanes)
+            for e in draw.best([scores[l][h][i] for l, h, i in entries], left):
+                l, h, i = entries[e]
+                chosen[l][h].add(i)
+        prompt.write_run(case, run, scores, chosen)
+    return case
+
+
+def projected(prompt, layer, q_head, value):
+    """value W_O^h."""
+    weight = prompt.weight[layer][q_head * prompt.dim : (q_head + 1) * prompt.dim]
+    return [dot(value, column) for column in zip(*weight)]
+
+
+@case
+def defensivekv_1_gqa2(draw):
+    return defensivekv(draw, Prompt(draw, 2, 4, 2, 6, 48, 5, hidden=10), {
+        "layer": {"budget": 18},
+        "model": {"budget": 18, "competition": "model", "first_stage_mass": 0.3},
+        "half": {"budget": 20, "first_stage_mass": 0.5, "pooling": "max", "pool_kernel_size": 3},
+        "official": {"budget": 26, "official_window_mass": True, "pool_edge": "shrink"},
+    })
+
+
+@case
+def defensivekv_2_gqa3_l2(draw):
+    return defensivekv(draw, Prompt(draw, 1, 6, 2, 6, 40, 4, hidden=8), {
+        "l2": {"budget": 14, "l2_norm": True, "first_stage_mass": 0.6},
+        "no_first_stage": {"budget": 14, "first_stage_mass": 0.0, "pool_kernel_size": 1},
+        "fits": {"budget": 40},
+    })
+
+
+@case
+def defensivekv_3_mha(draw):
+    return defensivekv(draw, Prompt(draw, 2, 3, 3, 4, 37, 3, hidden=6), {
+        "layer": {"budget": 11, "pool_kernel_size": 7},
+        "model": {"budget": 11, "competition": "model", "first_stage_mass": 0.4},
+    })
+
+
+# DropKV ............................................................................................
+
+DROPKV_NOTE = (
+    "Per query head and row t of the window, p = softmax over all keys with the causal corner, o = "
+    "sum p v: s_j = sum over rows of (p_j / (1 - p_j))^2 |v_j - o|^2, mean over the group, average "
+    "pooling with zeros counted over the prefix. The best budget - window of the prefix stay and the "
+    "window. Runs with floor: AdaKV over these scores, rule guarantee: each head keeps its best "
+    "max(1, floor(budget floor)), the window among them (floor_of_whole 0: max(1, floor((budget - "
+    "window) floor)) beside the window), none for floor 0; the rest of the layer's num_kv_heads "
+    "budget goes to the best of all heads. Ll.X.scores [num_kv_heads, n - window]."
+)
+
+
+def guaranteed(draw, scores, share, safe):
+    """Heads that compete for `share` each on average: each its `safe` best, then the best of all."""
+    chosen = [draw.best(head, safe) for head in scores]
+    entries = [
+        (h, i) for h, head in enumerate(scores) for i in range(len(head)) if i not in chosen[h]
+    ]
+    left = share * len(scores) - safe * len(scores)
+    for e in draw.best([scores[h][i] for h, i in entries], left):
+        chosen[entries[e][0]].add(entries[e][1])
+    return chosen
+
+
+def dropkv(draw, prompt, runs):
+    case = Case("dropkv", DROPKV_NOTE)
+    prompt.write(case, values=True)
+    case.runs(runs)
+    for run, options in runs.items():
+        scores = []
+        for l in range(prompt.layers):
+            heads = []
+            for h, rows in enumerate(prompt.attention(l)):
+                values = prompt.values[l][h // prompt.group]
+                moved = [0.0] * prompt.prefix
+                for row in rows:
+                    out = [dot(row, column) for column in zip(*values)]
+                    for j in range(prompt.prefix):
+                        apart = norm([v - o for v, o in zip(values[j], out)])
+                        moved[j] += (row[j] / (1.0 - row[j]) * apart) ** 2
+                heads.append(moved)
+            scores.append([
+                pool(reduce_group(prompt.of_group(heads, kv), "mean"),
+                     options.get("pooling", "average"), options.get("pool_kernel_size", 7),
+                     options.get("pool_edge", "zero_counted"))
+                for kv in range(prompt.kv_heads)
+            ])
+        share = options["budget"] - prompt.window
+        if options["budget"] >= prompt.n:
+            chosen = [[set(range(prompt.prefix))] * prompt.kv_heads] * prompt.layers
+        elif "floor" in options:
+            whole = options.get("floor_of_whole", True)
+            least = (options["budget"] if whole else share) * options["floor"]
+            safe = max(1, math.floor(least + 1e-9)) if least > 0 else 0
+            safe = max(0, safe - prompt.window) if whole else safe
+            chosen = [guaranteed(draw, layer, share, safe) for layer in scores]
+        else:
+            chosen = [[draw.best(head, share) for head in layer] for layer in scores]
+        prompt.write_run(case, run, scores, chosen)
+    return case
+
+
+@case
+def dropkv_1_gqa2(draw):
+    return dropkv(draw, Prompt(draw, 2, 4, 2, 6, 48, 5), {
+        "plain": {"budget": 18},
+        "no_pool": {"budget": 11, "pool_kernel_size": 1},
+        "shrink": {"budget": 30, "pool_edge": "shrink", "pool_kernel_size": 9},
+        "fits": {"budget": 48},
+    })
+
+
+@case
+def dropkv_2_heads_compete(draw):
+    prompt = Prompt(draw, 1, 6, 2, 5, 41, 3)
+    prompt.values[0][0] = [[x / 4 for x in value] for value in prompt.values[0][0]]
+    return dropkv(draw, prompt, {
+        "ada": {"budget": 15, "floor": 0.6},
+        "beside": {"budget": 15, "floor": 0.4, "floor_of_whole": False},
+        "global": {"budget": 15, "floor": 0.0},
+        "alone": {"budget": 15},
+    })
+
+
+# ---- Caches that are cut at every step --------------------------------------------------------
+
+
+class Steps:
+    """Attention as logits for every position; a row is the softmax over what is still cached."""
+
+    def __init__(self, draw, q_heads, kv_heads, prompt, steps, size=2.0, sinks=0):
+        self.q_heads, self.kv_heads, self.group = q_heads, kv_heads, q_heads // kv_heads
+        self.prompt, self.steps, self.positions = prompt, steps, prompt + steps
+        self.prefill = draw.numbers(q_heads, prompt, prompt, size=size)
+        self.logits = draw.numbers(steps, q_heads, self.positions, size=size)
+        for h in range(q_heads):
+            for t in range(prompt):
+                self.prefill[h][t] = [
+                    x + (3.0 if i < sinks else 0.0) if i <= t else 0.0
+                    for i, x in enumerate(self.prefill[h][t])
+                ]
+        for t in range(steps):
+            for h in range(q_heads):
+                self.logits[t][h] = [
+                    x if i <= prompt + t else 0.0 for i, x in enumerate(self.logits[t][h])
+                ]
+
+    def write(self, case, **others):
+        case.int("num_prompt", self.prompt)
+        case.int("steps", self.steps)
+        case.int("num_q_heads", self.q_heads)
+        case.int("num_kv_heads", self.kv_heads)
+        for name, value in others.items():
+            case.int(name, value)
+        case.tensor("prefill_logits", "f32", self.prefill)
+        case.tensor("logits", "f32", self.logits)
+
+    def row(self, time, q_head, kept, tau=1.0):
+        """Of the token at position `time`, over the positions `kept`: {position: attention}."""
+        logits = (
+            self.prefill[q_head][time]
+            if time < self.prompt
+            else self.logits[time - self.prompt][q_head]
+        )
+        return dict(zip(kept, softmax([logits[p] / tau for p in kept])))
+
+
+HEAVY_NOTE = (
+    "Step t (0-based) appends position P + t; the row of query head h at step t is the softmax of "
+    "logits[t, h, :] over the positions still cached (the new one included). Prefill row t of head h "
+    "is the softmax of prefill_logits[h, t, 0..t]. Cut to heavy + recent after the prefill and after "
+    "every step: the newest `recent` (current token included, R14) stay, of the others the best "
+    "`heavy`, of which the first num_sink_tokens of the text are in any case; a new token starts "
+    "with its own column mass. Percentages are of the prompt, rounded down. evicted -1: none. "
+    "lifetime_mean: divided by the rows that could see the token. Run shared, or scope model: one "
+    "set for all heads, the mean over all query heads. "
+)
+
+
+def heavy_and_recent(draw, case, steps, runs, factor, tau):
+    """H2O with `factor(options, kv_head, position)` on the scores and rows of temperature
+    `tau(options, step)`, 0 in the prompt."""
+    case.runs(runs)
+    for run, options in runs.items():
+        shared = options.get("scope", "model" if run == "shared" else "head") == "model"
+        heavy = floor_share(options["heavy"], steps.prompt)
+        recent = floor_share(options["recent"], steps.prompt)
+        lanes = [range(steps.q_heads)] if shared else [
+            range(kv * steps.group, (kv + 1) * steps.group) for kv in range(steps.kv_heads)
+        ]
+        kept = [list(range(steps.prompt)) for _ in lanes]
+        sums = [[dict.fromkeys(range(steps.prompt), 0.0) for _ in heads] for heads in lanes]
+
+        def observe(time, step):
+            for lane, heads in enumerate(lanes):
+                seen = [p for p in kept[lane] if p <= time]
+                for k, head in enumerate(heads):
+                    for p, a in steps.row(time, head, seen, tau(options, step)).items():
+                        sums[lane][k][p] = sums[lane][k].get(p, 0.0) + a
+
+        def scores(lane, length):
+            result = []
+            for p in kept[lane]:
+                rows = length - p if options.get("lifetime_mean", False) else 1
+                result.append(mean([
+                    sums[lane][k][p] / rows * factor(options, head // steps.group, p)
+                    for k, head in enumerate(lanes[lane])
+                ]))
+            return result
+
+        def cut(length):
+            gone = []
+            for lane in range(len(lanes)):
+                if len(kept[lane]) <= heavy + recent:
+                    gone.append([])
+                    continue
+                score = scores(lane, length)
+                stays = {s for s, p in enumerate(kept[lane]) if p >= length - recent}
+                stays |= {
+                    s for s, p in enumerate(kept[lane]) if p < options.get("num_sink_tokens",
+                                                                        case.default_sinks)
+                }
+                others = [s for s in range(len(score)) if s not in stays]
+                stays |= draw.best(score, heavy + recent - len(stays), others)
+                gone.append([p for s, p in enumerate(kept[lane]) if s not in stays])
+                kept[lane] = [p for s, p in enumerate(kept[lane]) if s in stays]
+            return gone
+
+        for time in range(steps.prompt):
+            observe(time, 0)
+        case.tensor(run + ".prefill_scores", "f64",
+                    [scores(lane, steps.prompt) for lane in range(len(lanes))])
+        cut(steps.prompt)
+        case.tensor(run + ".prefill_kept", "i32", [list(k) for k in kept])
+        evicted = []
+        for step in range(steps.steps):
+            time = steps.prompt + step
+            for lane in kept:
+                lane.append(time)
+            observe(time, step + 1)
+            gone = cut(time + 1)
+            assert all(len(g) <= 1 for g in gone)
+            evicted.append([g[0] if g else -1 for g in gone])
+        case.tensor(run + ".evicted", "i32", evicted)
+        case.tensor(run + ".kept", "i32", [list(k) for k in kept])
+        case.tensor(run + ".scores", "f64",
+                    [scores(lane, steps.positions) for lane in range(len(lanes))])
+    return case
+
+
+# VATP ..............................................................................................
+
+VATP_NOTE = HEAVY_NOTE + (
+    "Score = |v|_1 (l2_norm: |v|_2) times the sum of all rows seen, group mean. values "
+    "[num_kv_heads, positions, head_dim]."
+)
+
+
+def vatp(draw, steps, dim, runs):
+    case = Case("vatp", VATP_NOTE)
+    case.default_sinks = 4
+    steps.write(case, head_dim=dim)
+    values = draw.numbers(steps.kv_heads, steps.positions, dim)
+    for head in values:  # sinks have tiny values
+        head[:4] = [[x / 8 for x in value] for value in head[:4]]
+    case.tensor("values", "f32", values)
+    return heavy_and_recent(
+        draw, case, steps, runs,
+        lambda options, kv, p: norm(values[kv][p], 2 if options.get("l2_norm", False) else 1),
+        lambda options, step: 1.0)
+
+
+@case
+def vatp_1_gqa2(draw):
+    return vatp(draw, Steps(draw, 4, 2, 24, 16, sinks=4), 5, {
+        "per_head": {"heavy": 7, "recent": 5},
+        "shared": {"heavy": 6, "recent": 4, "num_sink_tokens": 2},
+        "no_sinks": {"heavy": 6, "recent": 4, "num_sink_tokens": 0, "l2_norm": True},
+        "lifetime": {"heavy": 6, "recent": 5, "num_sink_tokens": 1, "lifetime_mean": True},
+    })
+
+
+@case
+def vatp_2_gqa3_shares(draw):
+    return vatp(draw, Steps(draw, 6, 2, 20, 12), 3, {
+        "per_head": {"heavy": "30%", "recent": "24%"},
+        "fits": {"heavy": 20, "recent": 12},
+        "grows": {"heavy": 18, "recent": 7, "l2_norm": True},
+    })
+
+
+# Keyformer .........................................................................................
+
+KEYFORMER_NOTE = HEAVY_NOTE + (
+    "Score = sum of all rows seen, group mean, each row softmax(logits / tau) over the cached "
+    "positions; tau = tau_init in the prompt and tau_init + min(k, T) (tau_end - tau_init) / T at "
+    "decode step k = t + 1, T = generation_len. No noise (gumbel_noise 0)."
+)
+
+
+def keyformer(draw, steps, runs):
+    case = Case("keyformer", KEYFORMER_NOTE)
+    case.default_sinks = 0
+    steps.write(case)
+    runs = {run: dict(options, gumbel_noise=False) for run, options in runs.items()}
+
+    def tau(options, step):
+        first = options.get("tau_init", 1.0)
+        length = options.get("generation_len", 64)
+        return first + min(step, length) * (options.get("tau_end", 2.0) - first) / length
+
+    return heavy_and_recent(draw, case, steps, runs, lambda options, kv, p: 1.0, tau)
+
+
+@case
+def keyformer_1_gqa2(draw):
+    return keyformer(draw, Steps(draw, 4, 2, 20, 16), {
+        "per_head": {"heavy": 7, "recent": 4, "generation_len": 10},
+        "shared": {"heavy": "42%", "recent": "18%"},
+        "hot": {"heavy": 6, "recent": 3, "tau_init": 1.5, "tau_end": 4.0, "generation_len": 16},
+        "lifetime": {"heavy": 6, "recent": 4, "lifetime_mean": True, "num_sink_tokens": 1},
+    })
+
+
+@case
+def keyformer_2_mha(draw):
+    return keyformer(draw, Steps(draw, 3, 3, 16, 10), {
+        "per_head": {"heavy": 5, "recent": 4, "tau_end": 1.0},
+        "fits": {"heavy": 16, "recent": 10},
+        "cooling": {"heavy": 6, "recent": 2, "tau_init": 2.0, "tau_end": 0.5,
+                    "generation_len": 5},
+    })
+
+
+# ---- Program ----------------------------------------------------------------------------------
+
+
+def read(path):
+    """Records of a file: the words of each line, by line."""
+    with open(path, encoding="utf-8") as file:
+        return [line.split() for line in file.read().splitlines()]
+
+
+def same(expected, found):
+    if expected == found:
+        return True
+    try:
+        a, b = float(expected), float(found)
+    except ValueError:
+        return False
+    return "." in expected + found and abs(a - b) <= 1e-9 * max(abs(a), abs(b), 1e-3)
+
+
+def difference(expected, found):
+    """What differs first, or None."""
+    for number, (a, b) in enumerate(zip(expected, found)):
+        if a[:2] == ["real", "min_gap"]:
+            continue
+        if len(a) != len(b) or not all(map(same, a, b)):
+            return "line %d" % (number + 1)
+    return None if len(expected) == len(found) else "number of lines"
+
+
+def check(folder):
+    failures = []
+    for name in CASES:
+        path = os.path.join(folder, name + ".txt")
+        if not os.path.exists(path):
+            failures.append("%s is missing" % path)
+            continue
+        where = difference([line.split() for line in made(name).lines()], read(path))
+        if where:
+            failures.append("%s: %s is not what is computed now" % (path, where))
+    for name in sorted(os.listdir(folder)):
+        if name[: -len(".txt")] not in CASES:
+            failures.append("%s is made by no function here" % os.path.join(folder, name))
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    return 1 if failures else 0
+
+
+def main(arguments):
+    if len(arguments) == 2 and arguments[0] == "--check":
+        return check(arguments[1])
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        print(__doc__, file=sys.stderr)
+        return 2
+    os.makedirs(arguments[0], exist_ok=True)
+    for name in CASES:
+        with open(os.path.join(arguments[0], name + ".txt"), "w", encoding="utf-8") as file:
+            file.write("\n".join(made(name).lines()) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
