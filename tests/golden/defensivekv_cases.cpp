@@ -1,6 +1,6 @@
 #include "golden/drivers.hpp"
+#include "golden/prompt_runs.hpp"
 #include "golden/window_prompt.hpp"
-#include "golden/window_runs.hpp"
 #include "kvevict/policies/defensivekv.hpp"
 #include "kvevict/scoring/output_projection.hpp"
 #include "support/golden.hpp"
@@ -13,7 +13,7 @@
 namespace kvevict_test {
 
 void run_defensivekv(const GoldenCase& golden, GoldenReport& report) {
-  const WindowPrompt prompt(golden, "window");
+  const WindowPrompt prompt = prompt_of_runs(golden);
   const auto projection = std::make_shared<kvevict::OutputProjection>(
       prompt.shape, golden.count("hidden_size"), kvevict::GroupReading::kMeanNorms, true);
   for (std::size_t layer = 0; layer < prompt.shape.num_layers; ++layer) {
@@ -21,7 +21,7 @@ void run_defensivekv(const GoldenCase& golden, GoldenReport& report) {
                           golden.tensor("L" + std::to_string(layer) + ".W_O").floats().data());
   }
   for (const std::string& run : golden.words("runs")) {
-    compare_window_run<kvevict::DefensiveKV>(golden, report, prompt, run,
+    compare_prompt_run<kvevict::DefensiveKV>(golden, report, prompt, run,
                                              {.output_projection = projection});
   }
 }

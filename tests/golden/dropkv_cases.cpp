@@ -1,6 +1,6 @@
 #include "golden/drivers.hpp"
+#include "golden/prompt_runs.hpp"
 #include "golden/window_prompt.hpp"
-#include "golden/window_runs.hpp"
 #include "kvevict/policies/dropkv.hpp"
 #include "support/golden.hpp"
 
@@ -9,12 +9,12 @@
 // Cases of `text policy dropkv`; a run with a floor lets the heads of a layer compete.
 namespace kvevict_test {
 void run_dropkv(const GoldenCase& golden, GoldenReport& report) {
-  const WindowPrompt prompt(golden, "window");
+  const WindowPrompt prompt = prompt_of_runs(golden);
   for (const std::string& run : golden.words("runs")) {
     if (golden.has(run + ".floor")) {
-      compare_window_run<kvevict::AdaKVDropKV>(golden, report, prompt, run);
+      compare_prompt_run<kvevict::AdaKVDropKV>(golden, report, prompt, run);
     } else {
-      compare_window_run<kvevict::DropKV>(golden, report, prompt, run);
+      compare_prompt_run<kvevict::DropKV>(golden, report, prompt, run);
     }
   }
 }

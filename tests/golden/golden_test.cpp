@@ -82,6 +82,12 @@ const std::map<std::string, GoldenDriver>& drivers() {
       {"dropkv", run_dropkv},
       {"vatp", run_vatp},
       {"keyformer", run_keyformer},
+      {"fastgen", run_fastgen},
+      {"block_eviction", run_block_eviction},
+      {"thinkv", run_thinkv},
+      {"nestedkv", run_nestedkv},
+      {"twinkv", run_twinkv},
+      {"vase", run_vase},
       {"TriAttention", run_triattention},
   };
   return map;

@@ -3,11 +3,7 @@
 
 #include "golden/run_options.hpp"
 #include "golden/step_logits.hpp"
-#include "kvevict/core/lane.hpp"
-#include "kvevict/core/scratch.hpp"
-#include "kvevict/core/shape.hpp"
 #include "kvevict/core/types.hpp"
-#include "kvevict/kernels/kernels.hpp"
 #include "support/golden.hpp"
 
 #include <algorithm>
@@ -26,24 +22,13 @@ template <class P>
 void compare_heavy_and_recent_run(const GoldenCase& golden, GoldenReport& report,
                                   const std::string& name, const typename P::Options& options,
                                   RowSource source, std::size_t chunk) {
-  const GoldenCase::Tensor& prompt_logits = golden.tensor("prefill_logits");
-  const GoldenCase::Tensor& logits = golden.tensor("logits");
-  const std::size_t prompt_len = golden.count("num_prompt");
-  const std::size_t num_positions = logits.shape.at(2);
-  const kvevict::CacheShape shape{.num_layers = 1,
-                                  .num_q_heads = golden.count("num_q_heads"),
-                                  .num_kv_heads = golden.count("num_kv_heads"),
-                                  .head_dim = num_positions};
-  P policy(options, shape);
+  const PromptLogits logits(golden);
+  const std::size_t prompt_len = logits.prompt_len();
+  P policy(options, logits.shape());
   const std::size_t num_lanes = policy.sequence().num_lanes();
   const auto append_scores = [&](PositionCache& cache, std::vector<double>& scores) {
-    const auto view = cache.view();
-    const kvevict::ViewRef ref(view);
-    kvevict::Scratch scratch;
     for (std::size_t lane = 0; lane < num_lanes; ++lane) {
-      std::vector<float> sums(policy.sequence().seq_len(lane));
-      policy.method().score({ref, policy.sequence(), kvevict::kernels::best(), scratch}, lane,
-                            sums);
+      const std::vector<float> sums = lane_scores(policy, cache, lane);
       scores.insert(scores.end(), sums.begin(), sums.end());
     }
   };
@@ -59,26 +44,15 @@ void compare_heavy_and_recent_run(const GoldenCase& golden, GoldenReport& report
     values = golden.tensor("values");
     values->shape.insert(values->shape.begin(), 1);  // layers
   }
-  PositionCache cache(shape, std::move(values));
+  PositionCache cache(logits.shape(), std::move(values));
   policy.begin(prompt_len);
   for (std::size_t done = 0; done < prompt_len;) {
     const std::size_t count = std::min(chunk, prompt_len - done);
     policy.append(count);
     cache.append(count);
     report.is_true(name + ": every row is wanted", policy.wanted_attention_rows(0) == count);
-    std::vector<double> rows(shape.num_q_heads * count * num_positions);
-    for (std::size_t head = 0; head < shape.num_q_heads; ++head) {
-      for (std::size_t r = 0; r < count; ++r) {
-        const auto from = prompt_logits.values.begin() +
-                          static_cast<std::ptrdiff_t>((head * prompt_len + done + r) * prompt_len);
-        std::copy_n(from, prompt_len,
-                    rows.begin() + static_cast<std::ptrdiff_t>((head * count + r) * num_positions));
-      }
-    }
-    hand_over_rows(policy, cache, 0, count, source, [&](std::size_t head, std::size_t r) {
-      return rows.data() + (head * count + r) * num_positions;
-    });
     done += count;
+    logits.hand_over(policy, cache, done - 1, count, source);
     report.is_true(name + ": no cut inside the prompt",
                    done == prompt_len || !policy.should_evict());
   }
@@ -95,9 +69,7 @@ void compare_heavy_and_recent_run(const GoldenCase& golden, GoldenReport& report
   for (std::size_t step = 0; step < golden.count("steps"); ++step) {
     policy.append(1);
     cache.append(1);
-    hand_over_rows(policy, cache, 0, 1, source, [&](std::size_t head, std::size_t) {
-      return logits.values.data() + (step * shape.num_q_heads + head) * num_positions;
-    });
+    logits.hand_over(policy, cache, prompt_len + step, 1, source);
     const auto gone = cut(policy, cache);
     for (std::size_t lane = 0; lane < num_lanes; ++lane) {
       if (gone[lane].size() > 1)

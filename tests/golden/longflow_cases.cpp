@@ -1,8 +1,5 @@
 #include "golden/drivers.hpp"
 #include "golden/step_logits.hpp"
-#include "kvevict/core/lane.hpp"
-#include "kvevict/core/scratch.hpp"
-#include "kvevict/kernels/kernels.hpp"
 #include "kvevict/policies/value_weighted.hpp"
 #include "support/golden.hpp"
 
@@ -36,13 +33,8 @@ void run(const GoldenCase& golden, GoldenReport& report, RowSource source) {
       return logits.values.data() + (step * shape.num_q_heads + head) * shape.head_dim;
     });
     if (step == 0) {
-      const auto view = cache.view();
-      const kvevict::ViewRef ref(view);
-      kvevict::Scratch scratch;
-      std::vector<float> row(policy.sequence().seq_len(0));
-      policy.method().score({ref, policy.sequence(), kvevict::kernels::best(), scratch}, 0, row);
       std::vector<double> scores;
-      for (const float score : row)
+      for (const float score : lane_scores(policy, cache, 0))
         scores.push_back(static_cast<double>(score) * mean_scale);
       report.scores("first_scores", golden.tensor("first_scores").values, scores);
     }

@@ -1,8 +1,5 @@
 #include "golden/drivers.hpp"
 #include "golden/step_logits.hpp"
-#include "kvevict/core/lane.hpp"
-#include "kvevict/core/scratch.hpp"
-#include "kvevict/kernels/kernels.hpp"
 #include "kvevict/policies/raas.hpp"
 #include "support/golden.hpp"
 
@@ -51,11 +48,7 @@ void run(const GoldenCase& golden, GoldenReport& report, RowSource source) {
   const std::vector<std::size_t> positions = cache.positions(0, 0);
   report.equal("kept", golden.tensor("kept").values, positions);
 
-  const auto view = cache.view();
-  const kvevict::ViewRef ref(view);
-  kvevict::Scratch scratch;
-  std::vector<float> scores(positions.size());
-  policy.method().score({ref, policy.sequence(), kvevict::kernels::best(), scratch}, 0, scores);
+  const std::vector<float> scores = lane_scores(policy, cache, 0);
   std::vector<std::size_t> pages;
   std::vector<double> stamps;
   for (std::size_t slot = prompt_len; slot < positions.size(); ++slot) {

@@ -920,6 +920,776 @@ def keyformer_2_mha(draw):
     })
 
 
+# FastGen ...........................................................................................
+
+FASTGEN_NOTE = (
+    "Rows as in the h2o cases, group means. labels u8 [positions]: 1 special, 2 punctuation. "
+    "X.profile [num_kv_heads]: the first of 0 special, 1 + punctuation, 2 + heavy, 3 + recent that "
+    "holds `recovery` of the attention, mean over the prompt's rows of what falls on its tokens, "
+    "else 4 (everything). Heavy: the `heavy` best tokens without a label by column sums at the end of "
+    "the prompt; recent: each row's newest `recent`. Percentages are of the prompt. After the prompt "
+    "and each step a head keeps its labelled tokens; one of profile 2 or 3 has room for `heavy` (and "
+    "`recent`) more: the newest `recent`, then the best by sums of all rows so far. keep.X.prefill "
+    "[num_kv_heads, num_prompt], keep.X [num_kv_heads, positions], X.evicted [steps, num_kv_heads]."
+)
+
+
+def fastgen(draw, steps, labels, runs):
+    case = Case("fastgen", FASTGEN_NOTE)
+    steps.write(case)
+    case.tensor("labels", "u8", labels)
+    case.runs(runs)
+    length = steps.prompt
+    heads = range(steps.kv_heads)
+    for run, options in runs.items():
+        num_heavy = floor_share(options.get("heavy", "30%"), length)
+        num_recent = floor_share(options.get("recent", "30%"), length)
+        kept = [list(range(length)) for _ in heads]
+        sums = [dict.fromkeys(range(length), 0.0) for _ in heads]
+
+        def group_row(time, kv):
+            seen = [p for p in kept[kv] if p <= time]
+            rows = [
+                steps.row(time, kv * steps.group + k, seen) for k in range(steps.group)
+            ]
+            return {p: mean([row[p] for row in rows]) for p in seen}
+
+        def rank(kv, position, now):
+            value = sums[kv][position]
+            return value / (now - position) if options.get("lifetime_mean", False) else value
+
+        profile = []
+        for kv in heads:
+            rows = [group_row(t, kv) for t in range(length)]
+            for row in rows:
+                for p, a in row.items():
+                    sums[kv][p] += a
+            plain = [p for p in range(length) if labels[p] == 0]
+            heavy = draw.best([rank(kv, p, length) for p in range(length)], num_heavy, plain)
+            special = {p for p in range(length) if labels[p] == 1}
+            marked = {p for p in range(length) if labels[p] != 0}
+            recovered = []
+            for level in range(4):
+                fixed = [special, marked, marked | heavy, marked | heavy][level]
+                recovered.append(mean([
+                    math.fsum(
+                        a for p, a in row.items()
+                        if p in fixed or (level == 3 and p > t - num_recent)
+                    )
+                    for t, row in enumerate(rows)
+                ]))
+                draw.far(recovered[level], options["recovery"], 1.0)
+            profile.append(
+                next((i for i in range(4) if recovered[i] >= options["recovery"]), 4))
+
+        def cut(now):
+            gone = []
+            for kv in heads:
+                level = profile[kv]
+                wanted = {1} if level == 0 else {1, 2}
+                marked = {p for p in kept[kv] if labels[p] in wanted}
+                room = len(marked)
+                room += num_heavy if level in (2, 3) else 0
+                room += num_recent if level == 3 else 0
+                stays = set(kept[kv])
+                if level < 4 and len(kept[kv]) > room:
+                    stays = set(marked)
+                    if level == 3:
+                        stays |= set(kept[kv][-num_recent:])
+                    others = [s for s, p in enumerate(kept[kv]) if p not in stays]
+                    scores = [rank(kv, p, now) for p in kept[kv]]
+                    stays |= {kept[kv][s] for s in draw.best(scores, room - len(stays), others)}
+                gone.append([p for p in kept[kv] if p not in stays])
+                kept[kv] = [p for p in kept[kv] if p in stays]
+            return gone
+
+        case.tensor(run + ".profile", "i32", profile)
+        cut(length)
+        case.tensor("keep.%s.prefill" % run, "u8",
+                    [[int(p in kept[kv]) for p in range(length)] for kv in heads])
+        evicted = []
+        for step in range(steps.steps):
+            time = length + step
+            for kv in heads:
+                kept[kv].append(time)
+                sums[kv][time] = 0.0
+                for p, a in group_row(time, kv).items():
+                    sums[kv][p] += a
+            gone = cut(time + 1)
+            assert all(len(g) <= 1 for g in gone)
+            evicted.append([g[0] if g else -1 for g in gone])
+        case.tensor(run + ".evicted", "i32", evicted)
+        case.tensor("keep." + run, "u8",
+                    [[int(p in kept[kv]) for p in range(steps.positions)] for kv in heads])
+    return case
+
+
+def bent(steps, labels, gains):
+    """Lifts, per KV head, the logits of (special, punctuation, newest three) tokens."""
+    def lift(row, head, time):
+        special, punctuation, newest = gains[head // steps.group]
+        return [
+            x + (special if labels[i] == 1 else punctuation if labels[i] == 2 else 0.0)
+            + (newest if i > time - 3 else 0.0) if i <= time else 0.0
+            for i, x in enumerate(row)
+        ]
+
+    for h in range(steps.q_heads):
+        steps.prefill[h] = [lift(row, h, t) for t, row in enumerate(steps.prefill[h])]
+        for t in range(steps.steps):
+            steps.logits[t][h] = lift(steps.logits[t][h], h, steps.prompt + t)
+    return steps
+
+
+@case
+def fastgen_1_mha(draw):
+    labels = [1, 1] + [2 if p in (7, 13, 20, 27) else 0 for p in range(2, 34)]
+    labels[16] = labels[29] = 1
+    steps = bent(Steps(draw, 5, 5, 24, 10, size=1.5), labels,
+                 [(6.0, 0.0, 0.0), (2.0, 5.0, 0.0), (1.0, 1.0, 0.0), (1.0, 0.0, 3.0),
+                  (0.0, 0.0, 0.0)])
+    return fastgen(draw, steps, labels, {
+        "defaults": {"recovery": 0.9},
+        "less": {"recovery": 0.7, "heavy": 5, "recent": 3},
+        "lifetime": {"recovery": 0.8, "heavy": 4, "recent": 6, "lifetime_mean": True},
+    })
+
+
+@case
+def fastgen_2_gqa2(draw):
+    labels = [1] + [2 if p % 6 == 5 else 0 for p in range(1, 26)]
+    steps = bent(Steps(draw, 6, 3, 18, 8), labels,
+                 [(4.0, 2.0, 0.0), (2.0, 0.0, 2.0), (0.0, 0.0, 1.0)])
+    return fastgen(draw, steps, labels, {
+        "most": {"recovery": 0.85, "heavy": "25%", "recent": "20%"},
+        "some": {"recovery": 0.6, "heavy": 2, "recent": 2},
+        "all": {"recovery": 1.0},
+    })
+
+
+# Block eviction and KVCrush ........................................................................
+
+BLOCK_NOTE = (
+    "One layer, one set for all heads. x = the mean row over all query heads; s starts with "
+    "fmax(sum of x over the last observation_window rows of the prompt), each decoded token adds "
+    "fmax(x); fmax(x)[i] = max x[i .. i + pool_width - 1], over what is cached, in slots. Score s, "
+    "lifetime_mean: s / rows that counted for the token. A cut is due at the end of the prompt or of "
+    "a step when n >= budget + block_size tokens are cached and leaves budget + n mod block_size: the "
+    "first num_sink_tokens, the newest recent_window + n mod block_size, of the blocks between, "
+    "counted from slot 0, those of the largest sums, the earlier of equal ones. event.I.step -1: the "
+    "prompt's. With num_representatives R (KVCrush) that many blocks less are chosen so; a token's "
+    "bit is 1 if it is in the better half, rounded down, of all tokens between; of the blocks left, "
+    "ordered by Hamming distance to the anchor (equal ones the earlier first), those with index 0, "
+    "k, 2 k, .. stay, k = floor(blocks left / R); anchor mean: 1 where more than half of all blocks "
+    "between have a 1. Events of run X: X.event.I.step, .positions and .scores before the cut, .kept "
+    "after it."
+)
+
+
+def block_eviction(draw, steps, runs):
+    case = Case("block_eviction", BLOCK_NOTE)
+    steps.write(case)
+    case.runs(runs)
+    for run, options in runs.items():
+        size, budget = options["block_size"], options["budget"]
+        width = options.get("pool_width", 7)
+        kept = list(range(steps.prompt))
+        sums = dict.fromkeys(kept, 0.0)
+        rows = dict.fromkeys(kept, 0)
+
+        def mean_row(time):
+            seen = [p for p in kept if p <= time]
+            of_heads = [steps.row(time, h, seen) for h in range(steps.q_heads)]
+            return {p: mean([row[p] for row in of_heads]) for p in seen}
+
+        def take(parts):
+            """Adds the sum of mean rows after its forward maximum."""
+            total = [math.fsum(part.get(p, 0.0) for part in parts) for p in kept]
+            for s, p in enumerate(kept):
+                sums[p] = sums.get(p, 0.0) + max(total[s : s + width])
+                rows[p] = rows.get(p, 0) + sum(p in part for part in parts)
+
+        def cut(step):
+            if len(kept) < budget + size:
+                return
+            scores = [
+                sums[p] / max(rows[p], 1) if options.get("lifetime_mean", True) else sums[p]
+                for p in kept
+            ]
+            first = options["num_sink_tokens"]
+            last = len(kept) - options["recent_window"] - len(kept) % size
+            blocks = [range(b, b + size) for b in range(first, last, size)]
+            places = (budget - first - options["recent_window"]) // size
+            crush = options.get("num_representatives", 0)
+            worth = [math.fsum(scores[s] for s in block) for block in blocks]
+            chosen = draw.best(worth, places - crush)
+            if crush:
+                between = range(first, last)
+                better = draw.best(scores, len(between) // 2, between)
+                words = [[int(s in better) for s in block] for block in blocks]
+                anchor = {
+                    "zeros": [0] * size,
+                    "ones": [1] * size,
+                    "alternating": [i % 2 for i in range(size)],
+                    "mean": [int(2 * sum(bits) > len(words)) for bits in zip(*words)],
+                }[options["anchor"]]
+                victims = sorted(
+                    (b for b in range(len(blocks)) if b not in chosen),
+                    key=lambda b: (sum(x != y for x, y in zip(words[b], anchor)), b))
+                chosen |= set(victims[:: len(victims) // crush][:crush])
+            stays = set(range(first)) | set(range(last, len(kept)))
+            stays |= {s for b in chosen for s in blocks[b]}
+            name = "%s.event.%d." % (run, cut.events)
+            cut.events += 1
+            case.int(name + "step", step)
+            case.tensor(name + "positions", "i32", list(kept))
+            case.tensor(name + "scores", "f64", scores)
+            kept[:] = [p for s, p in enumerate(kept) if s in stays]
+            case.tensor(name + "kept", "i32", list(kept))
+
+        cut.events = 0
+        window = min(options.get("observation_window", 8), steps.prompt)
+        take([mean_row(t) for t in range(steps.prompt - window, steps.prompt)])
+        cut(-1)
+        for step in range(steps.steps):
+            kept.append(steps.prompt + step)
+            take([mean_row(steps.prompt + step)])
+            cut(step)
+        case.int(run + ".num_events", cut.events)
+    return case
+
+
+@case
+def block_eviction_1_gqa2(draw):
+    sizes = {"budget": 20, "num_sink_tokens": 4, "recent_window": 4, "block_size": 4}
+    return block_eviction(draw, Steps(draw, 4, 2, 30, 14), {
+        "norm_sum": dict(sizes),
+        "sum": dict(sizes, lifetime_mean=False, observation_window=5, pool_width=3),
+        "no_pool": dict(sizes, budget=16, pool_width=1, observation_window=40),
+        "no_sinks": dict(sizes, num_sink_tokens=0, recent_window=8),
+    })
+
+
+@case
+def block_eviction_2_kvcrush(draw):
+    sizes = {"budget": 21, "num_sink_tokens": 3, "recent_window": 3, "block_size": 3}
+    return block_eviction(draw, Steps(draw, 3, 1, 34, 10), {
+        "zeros": dict(sizes, num_representatives=2, anchor="zeros"),
+        "ones": dict(sizes, num_representatives=1, anchor="ones", lifetime_mean=False),
+        "mean": dict(sizes, num_representatives=3, anchor="mean", pool_width=2),
+        "alternating": dict(sizes, num_representatives=2, anchor="alternating", pool_width=1),
+    })
+
+
+@case
+def block_eviction_3_short_prompt(draw):
+    # Nothing goes before a whole block more than the budget is there.
+    sizes = {"budget": 12, "num_sink_tokens": 2, "recent_window": 2, "block_size": 2}
+    return block_eviction(draw, Steps(draw, 2, 2, 5, 14), {
+        "norm_sum": dict(sizes),
+        "sum": dict(sizes, lifetime_mean=False),
+    })
+
+
+# ThinKV ............................................................................................
+
+THINKV_NOTE = (
+    "Step t appends position P + t; a row is the softmax of logits[t, layer, head, :] over the "
+    "positions that its KV head still caches. keys [num_layers, num_kv_heads, positions, head_dim]. "
+    "Decoded tokens form segments of segment_len. Sparsity of a segment: mean over its rows, layers "
+    "(`layers`, all if absent) and query heads of the share of visible tokens with less than 1 % of "
+    "the row's largest entry; below execution_below it is an execution, from transition_from on a "
+    "transition, else reasoning. When a transition is complete, all segments before it go one level "
+    "down the schedule (at most to its end); while the prompt, the open segment and what the levels "
+    "allow exceed the budget, the oldest of the least important complete segments (transition, "
+    "execution, reasoning) goes one level down, those at the end of the schedule only when all are: "
+    "then they lose what is left. A segment keeps the tokens nearest to k-means centroids of its "
+    "keys, per KV head: start at tokens floor((2 i + 1) n / (2 k)), Lloyd rounds until nothing "
+    "changes, at most max_rounds, then each centroid in turn takes its nearest free token. "
+    "X.event.I.step, .kept [num_layers, num_kv_heads, count]."
+)
+
+
+def representatives(draw, keys, count, max_rounds):
+    n = len(keys)
+    centres = [list(keys[(2 * i + 1) * n // (2 * count)]) for i in range(count)]
+
+    def distance(key, centre):
+        return math.fsum((x - y) ** 2 for x, y in zip(key, centre))
+
+    def nearest(candidates, length):
+        order = sorted(range(len(candidates)), key=lambda i: candidates[i])
+        if len(order) > 1:
+            draw.far(candidates[order[0]], candidates[order[1]], length)
+        return order[0]
+
+    owner = [None] * n
+    for _ in range(max_rounds):
+        now = [
+            nearest([distance(key, centre) for centre in centres], dot(key, key)) for key in keys
+        ]
+        if now == owner:
+            break
+        owner = now
+        for i in range(count):
+            members = [key for key, o in zip(keys, owner) if o == i]
+            if members:
+                centres[i] = mean_rows(members)
+    taken = []
+    for centre in centres:
+        free = [i for i in range(n) if i not in taken]
+        pick = nearest([distance(keys[i], centre) for i in free], dot(centre, centre))
+        taken.append(free[pick])
+    return taken
+
+
+def thinkv(draw, shape, prompt, logits, keys, runs):
+    layers, q_heads, kv_heads, dim = shape
+    case = Case("thinkv", THINKV_NOTE)
+    case.shape(q_heads, kv_heads, dim, num_layers=layers, num_prompt=prompt, steps=len(logits))
+    case.tensor("logits", "f32", logits)
+    case.tensor("keys", "f32", keys)
+    case.runs(runs)
+    lanes = [(l, h) for l in range(layers) for h in range(kv_heads)]
+    for run, options in runs.items():
+        size, schedule = options["segment_len"], [int(x) for x in options["schedule"]]
+        caps = [size] + schedule + [0]
+        telling = [int(x) for x in options.get("layers", [])] or range(layers)
+        kept = {lane: list(range(prompt)) for lane in lanes}
+        segments = []  # {"start", "level", "shares", "thought"}, thought None while it is written
+        events = 0
+
+        def held(segment):
+            start = segment["start"]
+            return sum(start <= p < start + size for p in kept[(0, 0)])
+
+        for step, row in enumerate(logits):
+            time = prompt + step
+            if step % size == 0:
+                segments.append({"start": time, "level": 0, "shares": [], "thought": None})
+            for lane in lanes:
+                kept[lane].append(time)
+            for l in telling:
+                for h in range(q_heads):
+                    seen = softmax([row[l][h][p] for p in kept[(l, h * kv_heads // q_heads)]])
+                    for a in seen:
+                        draw.far(a, 0.01 * max(seen), 1e-3 * max(seen))
+                    sparse = sum(a < 0.01 * max(seen) for a in seen)
+                    segments[-1]["shares"].append(sparse / len(seen))
+            if step % size == size - 1:
+                sparsity = mean(segments[-1]["shares"])
+                for limit in (options["execution_below"], options["transition_from"]):
+                    draw.far(sparsity, limit, 1.0)
+                thought = 1 if sparsity < options["execution_below"] else 2
+                thought = 0 if sparsity >= options["transition_from"] else thought
+                segments[-1]["thought"] = thought
+                if thought == 0:
+                    for before in segments[:-1]:
+                        before["level"] = max(before["level"], min(before["level"] + 1, len(schedule)))
+            counts = {}
+            for i, segment in enumerate(segments):
+                cap = caps[segment["level"]] if segment["thought"] is not None else size
+                counts[i] = min(held(segment), cap)
+            while prompt + sum(counts.values()) > options["budget"]:
+                able = [i for i in counts if segments[i]["thought"] is not None and counts[i] > 0]
+                if not able:
+                    break
+                victim = min(able, key=lambda i: (
+                    segments[i]["level"] >= len(schedule), segments[i]["thought"], i))
+                level = segments[victim]["level"] = segments[victim]["level"] + 1
+                counts[victim] = min(counts[victim], caps[level])
+            excess = max(0, prompt + sum(counts.values()) - options["budget"])
+            for i in counts:  # only the open segment is left to pay
+                pays = min(excess, counts[i])
+                counts[i] -= pays
+                excess -= pays
+            if prompt + sum(counts.values()) == len(kept[(0, 0)]):
+                continue
+            for lane in lanes:
+                stays = [p for p in kept[lane] if p < prompt]
+                for i, segment in enumerate(segments):
+                    start = segment["start"]
+                    own = [p for p in kept[lane] if start <= p < start + size]
+                    if counts[i] == len(own):
+                        stays += own
+                    elif segment["thought"] is None:
+                        stays += own[len(own) - counts[i] :]
+                    elif counts[i] > 0:
+                        own_keys = [keys[lane[0]][lane[1]][p] for p in own]
+                        picks = representatives(draw, own_keys, counts[i],
+                                                options.get("max_rounds", 10))
+                        stays += [own[k] for k in picks]
+                kept[lane] = sorted(stays)
+            name = "%s.event.%d." % (run, events)
+            events += 1
+            case.int(name + "step", step)
+            case.tensor(name + "kept", "i32",
+                        [[list(kept[(l, h)]) for h in range(kv_heads)] for l in range(layers)])
+        case.int(run + ".num_events", events)
+    return case
+
+
+def thought_logits(draw, layers, q_heads, prompt, sizes, segment_len):
+    """[steps, layers, q_heads, positions]; rows of segment i are of deviation sizes[i]."""
+    positions = prompt + len(sizes) * segment_len
+    return [
+        [
+            [
+                [draw.number(sizes[t // segment_len]) if p <= prompt + t else 0.0
+                 for p in range(positions)]
+                for _ in range(q_heads)
+            ]
+            for _ in range(layers)
+        ]
+        for t in range(len(sizes) * segment_len)
+    ]
+
+
+@case
+def thinkv_1_gqa2(draw):
+    sizes = [1.6, 0.5, 3.5, 1.6, 0.5, 1.6, 3.5, 1.6]
+    logits = thought_logits(draw, 1, 4, 5, sizes, 8)
+    keys = draw.numbers(1, 2, 5 + 64, 4)
+    levels = {"segment_len": 8, "schedule": [5.0, 3.0, 1.0], "execution_below": 0.1,
+              "transition_from": 0.45}
+    return thinkv(draw, (1, 4, 2, 4), 5, logits, keys, {
+        "roomy": dict(levels, budget=60),
+        "tight": dict(levels, budget=26),
+        "tiny": dict(levels, budget=11, max_rounds=2),
+    })
+
+
+@case
+def thinkv_2_layers(draw):
+    sizes = [0.5, 1.6, 1.6, 3.5, 1.6]
+    logits = thought_logits(draw, 2, 2, 3, sizes, 6)
+    keys = draw.numbers(2, 2, 3 + 30, 3)
+    levels = {"segment_len": 6, "schedule": [4.0, 2.0], "execution_below": 0.1,
+              "transition_from": 0.45, "budget": 18}
+    return thinkv(draw, (2, 2, 2, 3), 3, logits, keys, {
+        "all": dict(levels),
+        "one": dict(levels, layers=[1.0]),
+        "prompt_over_budget": dict(levels, budget=2),
+    })
+
+
+# ---- Choices by keys and values ---------------------------------------------------------------
+
+# VaSE ..............................................................................................
+
+VASE_NOTE = (
+    "Candidates: all but the newest recent_window. Scores: the last `window` queries, softmax over "
+    "the candidates only (none behind the query's own token), mean over the queries, average pooling "
+    "with zeros counted per query head, group mean. Per KV head stay: the newest, the first "
+    "num_sink_tokens, with them `reserve` of the budget (a quarter), sinks included, by the largest "
+    "max_c v_c - min_c v_c, and the best by score up to the budget. Nothing goes where n is less than "
+    "`interval` above the budget. sample 0: no draw. Ll.X.scores "
+    "[num_kv_heads, n - recent_window]."
+)
+
+
+def vase(draw, prompt, runs):
+    case = Case("vase", VASE_NOTE)
+    prompt.write(case, values=True)
+    runs = {run: dict(options, sample=False) for run, options in runs.items()}
+    case.runs(runs)
+    n = prompt.n
+    for run, options in runs.items():
+        recent, budget = options["recent_window"], options["budget"]
+        sinks = options.get("num_sink_tokens", 4)
+        end = n - recent
+        reserve = floor_share(options.get("reserve", "25%"), budget)
+        scores, chosen = [], []
+        for l in range(prompt.layers):
+            of_heads = []
+            for h, queries in enumerate(prompt.queries[l]):
+                keys = prompt.keys[l][h // prompt.group]
+                rows = []
+                for t, query in enumerate(queries):
+                    seen = min(end, n - prompt.window + t + 1)
+                    logits = [dot(query, key) / math.sqrt(prompt.dim) for key in keys[:seen]]
+                    rows.append(softmax(logits) + [0.0] * (end - seen))
+                of_heads.append(pool(mean_rows(rows), options.get("pooling", "average"),
+                                     options.get("pool_kernel_size", 5)))
+            scores.append([
+                reduce_group(prompt.of_group(of_heads, kv), "mean") for kv in range(prompt.kv_heads)
+            ])
+            chosen.append([])
+            for kv in range(prompt.kv_heads):
+                if n - budget < options.get("interval", 64):
+                    chosen[l].append(set(range(n)))
+                    continue
+                ranges = [max(v) - min(v) for v in prompt.values[l][kv]]
+                stays = set(range(sinks))
+                others = [i for i in range(end) if i not in stays]
+                stays |= draw.best(ranges, reserve - sinks, others)
+                others = [i for i in range(end) if i not in stays]
+                stays |= draw.best(scores[l][kv], budget - recent - len(stays), others)
+                chosen[l].append(stays | set(range(end, n)))
+            case.tensor("L%d.%s.scores" % (l, run), "f64", scores[l])
+        case.tensor("keep." + run, "u8",
+                    [[[int(i in head) for i in range(n)] for head in layer] for layer in chosen])
+    return case
+
+
+@case
+def vase_1_gqa2(draw):
+    return vase(draw, Prompt(draw, 2, 4, 2, 6, 56, 8), {
+        "plain": {"budget": 28, "recent_window": 8, "interval": 4},
+        "short_recent": {"budget": 24, "recent_window": 3, "num_sink_tokens": 2, "interval": 32},
+        "no_reserve": {"budget": 20, "recent_window": 8, "reserve": 0, "num_sink_tokens": 0,
+                       "interval": 1},
+        "not_due": {"budget": 24, "recent_window": 8, "interval": 33},
+        "fits": {"budget": 56, "recent_window": 8, "interval": 1},
+    })
+
+
+@case
+def vase_2_gqa3(draw):
+    return vase(draw, Prompt(draw, 1, 6, 2, 5, 45, 4), {
+        "half": {"budget": 20, "recent_window": 6, "reserve": "50%", "pool_kernel_size": 7,
+                 "interval": 8},
+        "max": {"budget": 15, "recent_window": 4, "num_sink_tokens": 1, "pooling": "max",
+                "pool_kernel_size": 3, "reserve": 5, "interval": 8},
+    })
+
+
+# NestedKV ..........................................................................................
+
+NESTED_NOTE = (
+    "Unit keys u (0 for a zero key). Three scales, a_s = -u . mean(all u), a_e = -u . mean(u of the own block), blocks "
+    "of clip(n / 32, 128, 256) counted from slot 0, a_c = -u . mean(u of the trailing_window slots up "
+    "to the own), each scaled by its range per head to [0, 1]. Weights softmax(ln(.4, .4, .2) + "
+    "gap_gain gap), gap = mean of the highest tenth (floor(n / 10), at least 1) - mean of the lowest; "
+    "d = deviation of a token's three, scaled by its range, alpha = sigmoid(gate_gain (d - mean d - "
+    "gate_centre)); score = (1 - alpha) sum w a + alpha max a. Heads of a layer compete: each keeps "
+    "its best max(1, floor(budget floor)) (none for floor 0, but one at least), the rest of "
+    "num_kv_heads budget goes to the best of all heads. Ll.X.scores [num_kv_heads, n]."
+)
+
+
+def unit(key):
+    length = norm(key)
+    return [x / length if length > 0 else 0.0 for x in key]
+
+
+def to_unit_range(values):
+    low, high = min(values), max(values)
+    return [(x - low) / (high - low) if high > low else 0.0 for x in values]
+
+
+def nested_scores(keys, options):
+    units = [unit(key) for key in keys]
+    n = len(units)
+    block = min(max(n // 32, 128), 256)
+    means = {b: mean_rows(units[b : b + block]) for b in range(0, n, block)}
+    whole = mean_rows(units)
+    trailing = options.get("trailing_window", 64)
+    scales = [to_unit_range(a) for a in (
+        [-dot(u, whole) for u in units],
+        [-dot(u, means[i // block * block]) for i, u in enumerate(units)],
+        [-dot(u, mean_rows(units[max(0, i + 1 - trailing) : i + 1])) for i, u in enumerate(units)],
+    )]
+    tenth = max(1, n // 10)
+    gaps = [mean(sorted(a)[-tenth:]) - mean(sorted(a)[:tenth]) for a in scales]
+    weights = softmax([
+        math.log(p) + options.get("gap_gain", 3.0) * g for p, g in zip((0.4, 0.4, 0.2), gaps)
+    ])
+    spread = [math.sqrt(mean([(x - mean(a)) ** 2 for x in a])) for a in zip(*scales)]
+    spread = to_unit_range(spread)
+    middle = mean(spread)
+    result = []
+    for a, d in zip(zip(*scales), spread):
+        gate = options.get("gate_gain", 10.0) * (d - middle - options.get("gate_centre", 0.6))
+        alpha = 1.0 / (1.0 + math.exp(-gate))
+        result.append((1.0 - alpha) * dot(weights, a) + alpha * max(a))
+    return result
+
+
+def nestedkv(draw, prompt, runs):
+    case = Case("nestedkv", NESTED_NOTE)
+    prompt.write(case)
+    case.runs(runs)
+    for run, options in runs.items():
+        scores = [[nested_scores(keys, options) for keys in layer] for layer in prompt.keys]
+        floor = options.get("floor", 0.2)
+        safe = max(1, math.floor(options["budget"] * floor + 1e-9))
+        chosen = [guaranteed(draw, layer, options["budget"], safe) for layer in scores]
+        prompt.write_run(case, run, scores, chosen)
+    return case
+
+
+@case
+def nestedkv_1(draw):
+    prompt = Prompt(draw, 1, 4, 2, 4, 300, 0)
+    # A head of few unlike keys wins little beside its floor.
+    prompt.keys[0][1] = [
+        key if i % 37 == 5 else [2.0 + x / 8 for x in key] for i, key in enumerate(prompt.keys[0][1])
+    ]
+    return nestedkv(draw, prompt, {
+        "defaults": {"budget": 60},
+        "no_floor": {"budget": 24, "floor": 0.0, "trailing_window": 10},
+        "gates": {"budget": 100, "gap_gain": 0.5, "gate_gain": 4.0, "gate_centre": 0.1,
+                  "floor": 0.9},
+    })
+
+
+@case
+def nestedkv_2_layers(draw):
+    return nestedkv(draw, Prompt(draw, 2, 2, 2, 3, 40, 0), {
+        "defaults": {"budget": 12},
+        "one": {"budget": 1},
+    })
+
+
+@case
+def nestedkv_3_long_blocks(draw):
+    return nestedkv(draw, Prompt(draw, 1, 1, 1, 2, 4200, 0), {"defaults": {"budget": 500}})
+
+
+# TwinKV ............................................................................................
+
+TWIN_NOTE = (
+    "Base knorm: -|k|, the best `budget` per KV head, sinks and recent ones among them; base snapkv: "
+    "the best budget - window of the prefix by its scores (average pooling 5) and the window. b(x) = "
+    "largest cosine of x's key with a kept one more than twin_distance slots away (-1: none). "
+    "Orphans: gone with b < twin_similarity, the least b first (equal: lower slot); donors: kept, not "
+    "protected by the base and not among the first twin_num_sinks or the newest twin_recent, b >= "
+    "twin_similarity, the largest b first (equal: higher slot). The next orphan takes the place of the "
+    "next donor whose b, of what is kept by then, is still >= twin_similarity."
+)
+
+
+def twin_repair(draw, keys, kept, fixed, options):
+    tau, apart = options.get("twin_similarity", 0.85), options.get("twin_distance", 32)
+
+    def closest(slot):
+        near = [
+            dot(keys[slot], keys[k]) / (norm(keys[slot]) * norm(keys[k]))
+            for k in kept if abs(k - slot) > apart
+        ]
+        best = max(near, default=-1.0)
+        draw.far(best, tau, 1.0)
+        return best
+
+    n = len(keys)
+    kept = set(kept)
+    own = fixed | set(range(options.get("twin_num_sinks", 4)))
+    own |= set(range(n - options.get("twin_recent", 64), n))
+    orphans = sorted((closest(i), i) for i in range(n) if i not in kept)
+    orphans = [(b, i) for b, i in orphans if b < tau]
+    donors = sorted(((-closest(i), -i) for i in kept if i not in own))
+    donors = [(-b, -i) for b, i in donors if -b >= tau]
+    for order in (orphans, donors):
+        for (a, i), (b, j) in zip(order, order[1:]):
+            draw.far(a, b, 1.0)
+    swaps = 0
+    for _, donor in donors:
+        if swaps == len(orphans):
+            break
+        if closest(donor) < tau:
+            continue
+        kept.remove(donor)
+        kept.add(orphans[swaps][1])
+        swaps += 1
+    return kept
+
+
+def twinkv(draw, prompt, base, runs):
+    case = Case("twinkv", TWIN_NOTE)
+    case.text("base", base)
+    prompt.write(case)
+    case.runs(runs)
+    n = prompt.n
+    for run, options in runs.items():
+        scores, chosen = [], []
+        for l in range(prompt.layers):
+            if base == "snapkv":
+                scores.append(prompt.vote(l, "average", 5))
+                fixed = set(range(prompt.prefix, n))
+            else:
+                scores.append([[-norm(key) for key in keys] for keys in prompt.keys[l]])
+                recent = options.get("recent_window", 0)
+                fixed = set(range(options.get("num_sink_tokens", 0))) | set(range(n - recent, n))
+            chosen.append([])
+            for h in range(prompt.kv_heads):
+                free = [i for i in range(len(scores[l][h])) if i not in fixed]
+                kept = fixed | draw.best(scores[l][h], options["budget"] - len(fixed), free)
+                if len(kept) < n:
+                    kept = twin_repair(draw, prompt.keys[l][h], kept, fixed, options)
+                chosen[l].append(kept)
+        prompt.write_run(case, run, scores, chosen)
+    return case
+
+
+def with_twins(draw, prompt):
+    """Gives half of the keys a likeness elsewhere."""
+    for layer in prompt.keys:
+        for keys in layer:
+            for i in range(1, prompt.n, 2):
+                twin = keys[(i * 7 + 3) % prompt.n]
+                keys[i] = [x * 0.75 + draw.number(0.35) for x in twin]
+    return prompt
+
+
+@case
+def twinkv_1_knorm(draw):
+    prompt = with_twins(draw, Prompt(draw, 2, 2, 2, 5, 44, 0))
+    return twinkv(draw, prompt, "knorm", {
+        "near": {"budget": 20, "twin_distance": 0, "twin_num_sinks": 0, "twin_recent": 0},
+        "apart": {"budget": 16, "twin_distance": 4, "twin_num_sinks": 12, "twin_recent": 6,
+                  "num_sink_tokens": 2, "recent_window": 3, "twin_similarity": 0.8},
+        "defaults": {"budget": 16},
+        "fits": {"budget": 44},
+    })
+
+
+@case
+def twinkv_2_snapkv(draw):
+    prompt = with_twins(draw, Prompt(draw, 1, 4, 2, 6, 48, 4))
+    return twinkv(draw, prompt, "snapkv", {
+        "near": {"budget": 18, "twin_distance": 2, "twin_num_sinks": 1, "twin_recent": 8},
+        "strict": {"budget": 24, "twin_distance": 0, "twin_similarity": 0.95, "twin_recent": 4},
+    })
+
+
+# Seen-fraction budgets .............................................................................
+
+DECODING_NOTE = (
+    "Every compression_interval decoded tokens the cache is cut to floor(T (1 - r)) tokens, at least "
+    "1, of T seen so far, evicted ones included; the product is exact (rule R6), where binary "
+    "arithmetic gives one less of T = 10, 20, .. at r = .9. Scores -|k|. step.E counts tokens seen."
+)
+
+
+@case
+def decoding_1_exact_share(draw):
+    keys = draw.numbers(2, 60, 4)
+    case = Case("decoding", DECODING_NOTE)
+    case.shape(2, 2, 4, n=60, n_prefill=20, compression_interval=10)
+    case.text("base", "knorm")
+    case.real("target_compression_ratio", 0.9)
+    case.tensor("keys", "f32", keys)
+    kept = [list(range(20)) for _ in keys]
+    events = 0
+    for seen in range(20, 61):
+        if seen > 20:
+            for head in kept:
+                head.append(seen - 1)
+        if seen % 10:
+            continue
+        if seen > 20:
+            for h, head in enumerate(kept):
+                scores = [-norm(keys[h][p]) for p in head]
+                kept[h] = sorted(head[s] for s in draw.best(scores, seen // 10))
+        case.int("step.%d" % events, seen)
+        case.int("size.%d" % events, len(kept[0]))
+        case.tensor("kept.%d" % events, "i32", [list(head) for head in kept])
+        events += 1
+    case.int("num_events", events)
+    return case
+
+
 # ---- Program ----------------------------------------------------------------------------------
 
 

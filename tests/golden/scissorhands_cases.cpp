@@ -1,8 +1,5 @@
 #include "golden/drivers.hpp"
 #include "golden/step_logits.hpp"
-#include "kvevict/core/lane.hpp"
-#include "kvevict/core/scratch.hpp"
-#include "kvevict/kernels/kernels.hpp"
 #include "kvevict/policies/scissorhands.hpp"
 #include "support/golden.hpp"
 
@@ -39,14 +36,9 @@ void run(const GoldenCase& golden, GoldenReport& report, RowSource source) {
       continue;
     std::vector<std::vector<std::size_t>> positions;
     std::vector<std::vector<float>> scores;
-    const auto view = cache.view();
-    const kvevict::ViewRef ref(view);
-    kvevict::Scratch scratch;
     for (std::size_t head = 0; head < shape.num_kv_heads; ++head) {
       positions.push_back(cache.positions(0, head));
-      scores.emplace_back(positions.back().size());
-      policy.method().score({ref, policy.sequence(), kvevict::kernels::best(), scratch}, head,
-                            scores.back());
+      scores.push_back(lane_scores(policy, cache, head));
       for (float& score : scores.back())
         score = -score;  // how often below
     }

@@ -2,7 +2,10 @@
 #define KVEVICT_TESTS_GOLDEN_STEP_LOGITS_HPP_
 
 #include "kvevict/core/keep_mask.hpp"
+#include "kvevict/core/lane.hpp"
+#include "kvevict/core/scratch.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/kernels/kernels.hpp"
 #include "kvevict/views/compact.hpp"
 #include "kvevict/views/contiguous_view.hpp"
 #include "support/golden.hpp"
@@ -150,6 +153,72 @@ void hand_over_rows(P& policy, PositionCache& cache, std::size_t layer, std::siz
                             .scale = 1.0F},
                            cache.view());
   }
+}
+
+/// A case's logits of a prompt, prefill_logits [num_q_heads, num_prompt, num_prompt], whose row t
+/// uses 0..t, and of what is decoded behind it, logits [steps, num_q_heads, positions].
+class PromptLogits {
+ public:
+  explicit PromptLogits(const GoldenCase& golden)
+      : prompt_len_(golden.count("num_prompt")),
+        shape_{.num_layers = 1,
+               .num_q_heads = golden.count("num_q_heads"),
+               .num_kv_heads = golden.count("num_kv_heads"),
+               .head_dim = golden.tensor("logits").shape.at(2)},
+        rows_(shape_.num_q_heads * num_positions() * num_positions()) {
+    const std::vector<double>& prompt = golden.tensor("prefill_logits").values;
+    const std::vector<double>& decoded = golden.tensor("logits").values;
+    for (std::size_t head = 0; head < shape_.num_q_heads; ++head) {
+      for (std::size_t time = 0; time < num_positions(); ++time) {
+        const bool in_prompt = time < prompt_len_;
+        const std::size_t width = in_prompt ? prompt_len_ : num_positions();
+        const std::size_t row = in_prompt ? head * prompt_len_ + time
+                                          : (time - prompt_len_) * shape_.num_q_heads + head;
+        std::copy_n(
+            (in_prompt ? prompt : decoded).begin() + static_cast<std::ptrdiff_t>(row * width),
+            width, rows_.begin() + offset(head, time));
+      }
+    }
+  }
+
+  /// Of a PositionCache.
+  [[nodiscard]] const kvevict::CacheShape& shape() const { return shape_; }
+  [[nodiscard]] std::size_t prompt_len() const { return prompt_len_; }
+  [[nodiscard]] std::size_t num_positions() const { return shape_.head_dim; }
+
+  /// Hands over the rows that the policy wants of the newest `count` tokens, the last of which is
+  /// at `last`.
+  template <class P>
+  void hand_over(P& policy, PositionCache& cache, std::size_t last, std::size_t count,
+                 RowSource source) const {
+    const std::size_t wanted = std::min(policy.wanted_attention_rows(0), count);
+    if (wanted == 0)
+      return;
+    hand_over_rows(policy, cache, 0, wanted, source, [&](std::size_t head, std::size_t r) {
+      return rows_.data() + offset(head, last + 1 - wanted + r);
+    });
+  }
+
+ private:
+  [[nodiscard]] std::ptrdiff_t offset(std::size_t head, std::size_t time) const {
+    return static_cast<std::ptrdiff_t>((head * num_positions() + time) * num_positions());
+  }
+
+  std::size_t prompt_len_;
+  kvevict::CacheShape shape_;
+  std::vector<double> rows_;  // [num_q_heads, positions, positions]
+};
+
+/// Scores of all slots of a lane.
+template <class P>
+[[nodiscard]] std::vector<float> lane_scores(const P& policy, PositionCache& cache,
+                                             std::size_t lane) {
+  const auto view = cache.view();
+  const kvevict::ViewRef ref(view);
+  kvevict::Scratch scratch;
+  std::vector<float> scores(policy.sequence().seq_len(lane));
+  policy.method().score({ref, policy.sequence(), kvevict::kernels::best(), scratch}, lane, scores);
+  return scores;
 }
 
 /// Cuts the cache where the policy wants to; returns the positions that went from each lane.

@@ -1,5 +1,5 @@
 #include "golden/drivers.hpp"
-#include "golden/window_runs.hpp"
+#include "golden/prompt_runs.hpp"
 #include "kvevict/policies/offline_budgets.hpp"
 #include "kvevict/policies/rocketkv.hpp"
 #include "support/golden.hpp"
@@ -8,13 +8,13 @@
 namespace kvevict_test {
 
 void run_rocketkv(const GoldenCase& golden, GoldenReport& report) {
-  compare_window_runs<kvevict::RocketKV>(golden, report);
+  compare_prompt_runs<kvevict::RocketKV>(golden, report);
 }
 void run_headkv(const GoldenCase& golden, GoldenReport& report) {
-  compare_window_runs<kvevict::HeadKV>(golden, report);
+  compare_prompt_runs<kvevict::HeadKV>(golden, report);
 }
 void run_evolkv(const GoldenCase& golden, GoldenReport& report) {
-  compare_window_runs<kvevict::EvolKV>(golden, report);
+  compare_prompt_runs<kvevict::EvolKV>(golden, report);
 }
 
 }  // namespace kvevict_test

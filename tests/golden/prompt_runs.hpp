@@ -1,5 +1,5 @@
-#ifndef KVEVICT_TESTS_GOLDEN_WINDOW_RUNS_HPP_
-#define KVEVICT_TESTS_GOLDEN_WINDOW_RUNS_HPP_
+#ifndef KVEVICT_TESTS_GOLDEN_PROMPT_RUNS_HPP_
+#define KVEVICT_TESTS_GOLDEN_PROMPT_RUNS_HPP_
 
 #include "golden/run_options.hpp"
 #include "golden/window_prompt.hpp"
@@ -12,14 +12,20 @@
 
 namespace kvevict_test {
 
-/// One run of a policy over a prompt, in every way in which it may be fed: Ll.RUN.scores, of the
-/// slots before the window, RUN.budgets, entries of every KV head, and keep.RUN [num_layers,
-/// num_kv_heads, n].
+/// The prompt of a case with runs; `int window` says how many queries there are, if any.
+[[nodiscard]] inline WindowPrompt prompt_of_runs(const GoldenCase& golden) {
+  return {golden, golden.has("window") ? golden.count("window") : 0};
+}
+
+/// One run of a policy over a prompt, in every way in which it may be fed: Ll.RUN.scores
+/// [num_kv_heads, the first slots, those that compete], RUN.budgets, entries of every KV head, and
+/// keep.RUN [num_layers, num_kv_heads, n].
 /// @param options  those that the case does not have
 template <class P>
-void compare_window_run(const GoldenCase& golden, GoldenReport& report, const WindowPrompt& prompt,
+void compare_prompt_run(const GoldenCase& golden, GoldenReport& report, const WindowPrompt& prompt,
                         const std::string& run, typename P::Options options = {}) {
-  options.observation_window = prompt.window;
+  if constexpr (requires { options.observation_window; })
+    options.observation_window = prompt.window;
   set_run_options<P>(golden, run, options);
   const std::size_t slots = prompt.shape.num_kv_heads * prompt.len;
   for (const WindowPrompt::Way& way : prompt.ways()) {
@@ -28,10 +34,11 @@ void compare_window_run(const GoldenCase& golden, GoldenReport& report, const Wi
     const std::vector<float> scores = prompt.finished_scores(policy);
     for (std::size_t layer = 0; layer < prompt.shape.num_layers; ++layer) {
       const std::string record = "L" + std::to_string(layer) + "." + run + ".scores";
+      const GoldenCase::Tensor& expected = golden.tensor(record);
       const auto first = scores.begin() + static_cast<std::ptrdiff_t>(layer * slots);
-      report.scores(record + ", " + way.name, golden.tensor(record).values,
+      report.scores(record + ", " + way.name, expected.values,
                     prompt.first_slots({first, first + static_cast<std::ptrdiff_t>(slots)},
-                                       prompt.len - prompt.window));
+                                       expected.shape.back()));
     }
     const std::vector<int> keep = prompt.keep(policy);
     report.equal("keep." + run + ", " + way.name, golden.tensor("keep." + run).values, keep);
@@ -50,12 +57,12 @@ void compare_window_run(const GoldenCase& golden, GoldenReport& report, const Wi
 
 /// All runs of a policy that takes everything from its case.
 template <class P>
-void compare_window_runs(const GoldenCase& golden, GoldenReport& report) {
-  const WindowPrompt prompt(golden, "window");
+void compare_prompt_runs(const GoldenCase& golden, GoldenReport& report) {
+  const WindowPrompt prompt = prompt_of_runs(golden);
   for (const std::string& run : golden.words("runs"))
-    compare_window_run<P>(golden, report, prompt, run);
+    compare_prompt_run<P>(golden, report, prompt, run);
 }
 
 }  // namespace kvevict_test
 
-#endif  // KVEVICT_TESTS_GOLDEN_WINDOW_RUNS_HPP_
+#endif  // KVEVICT_TESTS_GOLDEN_PROMPT_RUNS_HPP_
