@@ -13,6 +13,7 @@ A case is drawn again until no choice of it hangs on scores that lie close toget
 
 import functools
 import math
+import operator
 import os
 import random
 import sys
@@ -154,7 +155,7 @@ def made(name):
 
 
 def dot(a, b):
-    return math.fsum(x * y for x, y in zip(a, b))
+    return sum(map(operator.mul, a, b))
 
 
 def norm(a, p=2):
@@ -1544,7 +1545,7 @@ def nestedkv_2_layers(draw):
 
 @case
 def nestedkv_3_long_blocks(draw):
-    return nestedkv(draw, Prompt(draw, 1, 1, 1, 2, 4200, 0), {"defaults": {"budget": 500}})
+    return nestedkv(draw, Prompt(draw, 1, 1, 1, 2, 4200, 0), {"defaults": {"budget": 60}})
 
 
 # TwinKV ............................................................................................
@@ -1563,11 +1564,10 @@ TWIN_NOTE = (
 def twin_repair(draw, keys, kept, fixed, options):
     tau, apart = options.get("twin_similarity", 0.85), options.get("twin_distance", 32)
 
+    units = [unit(key) for key in keys]
+
     def closest(slot):
-        near = [
-            dot(keys[slot], keys[k]) / (norm(keys[slot]) * norm(keys[k]))
-            for k in kept if abs(k - slot) > apart
-        ]
+        near = [dot(units[slot], units[k]) for k in kept if abs(k - slot) > apart]
         best = max(near, default=-1.0)
         draw.far(best, tau, 1.0)
         return best
