@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -19,15 +18,16 @@
 namespace kvevict_test {
 namespace {
 
-struct KnormChunks : kvevict::CutsByCacheScore {
-  struct Options : kvevict::CacheScoreOptions {
+template <kvevict::Recipe Base>
+struct ChunksOf : Base {
+  struct Options : Base::Options {
     kvevict::ChunkOptions chunks = {};
   };
-  static constexpr std::string_view kName = "KnormChunks";
+  static constexpr std::string_view kName = "ChunksOf";
 
   static kvevict::MaskScope scope(const Options& /*options*/) { return kvevict::MaskScope::kLayer; }
-  static auto pipeline(const Options& /*options*/, const kvevict::CacheShape& /*shape*/) {
-    return kvevict::KeyNorm() | kvevict::HeadReduction{kvevict::GroupReduce::kSum};
+  static auto pipeline(const Options& options, const kvevict::CacheShape& shape) {
+    return Base::pipeline(options, shape) | kvevict::HeadReduction{kvevict::GroupReduce::kSum};
   }
   static auto selector(const Options& options) { return kvevict::WholeChunks(options.chunks); }
 };
@@ -100,26 +100,25 @@ void run_chunkkv(const GoldenCase& golden, GoldenReport& report) {
   const std::size_t chunk_len = golden.count("chunk_length");
   if (golden.text("base") == "snapkv") {
     const WindowPrompt prompt(golden, "window_size");
-    compare(golden, report, prompt, static_cast<double>(prompt.window), [&](std::size_t budget) {
-      return kvevict::ChunkKV({.budget = budget,
-                               .observation_window = prompt.window,
-                               .chunk_len = chunk_len,
-                               .chunk_score = kvevict::ChunkScore::kMean,
-                               .pooling = {.kernel_size = golden.count("kernel_size")},
-                               .window_in_chunks = true},
-                              prompt.shape);
-    });
-  } else if (golden.text("base") == "knorm") {
-    const WindowPrompt prompt(golden, std::size_t{0});
-    compare(golden, report, prompt, 1.0, [&](std::size_t budget) {
-      KnormChunks::Options options;
-      options.budget = budget;
-      options.chunks = {.chunk_len = chunk_len, .score = kvevict::ChunkScore::kMean};
-      return kvevict::Policy<kvevict::Composed<KnormChunks>>(options, prompt.shape);
-    });
-  } else {
-    throw std::runtime_error("no base " + golden.text("base"));
+    return compare(
+        golden, report, prompt, static_cast<double>(prompt.window), [&](std::size_t budget) {
+          return kvevict::ChunkKV({.budget = budget,
+                                   .observation_window = prompt.window,
+                                   .chunk_len = chunk_len,
+                                   .chunk_score = kvevict::ChunkScore::kMean,
+                                   .pooling = {.kernel_size = golden.count("kernel_size")},
+                                   .window_in_chunks = true},
+                                  prompt.shape);
+        });
   }
+  with_base_recipe(golden, [&]<class Base>(std::type_identity<Base>, const WindowPrompt& prompt) {
+    compare(golden, report, prompt, 1.0, [&](std::size_t budget) {
+      typename ChunksOf<Base>::Options options;
+      set_base_options(golden, budget, options);
+      options.chunks = {.chunk_len = chunk_len, .score = kvevict::ChunkScore::kMean};
+      return kvevict::Policy<kvevict::Composed<ChunksOf<Base>>>(options, prompt.shape);
+    });
+  });
 }
 
 void run_entropy_gated_chunkkv(const GoldenCase& golden, GoldenReport& report) {

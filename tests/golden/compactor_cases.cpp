@@ -73,9 +73,12 @@ void run_noncausal(const GoldenCase& golden, GoldenReport& report) {
 
 void run_compactor(const GoldenCase& golden, GoldenReport& report) {
   const WindowPrompt prompt(golden, "n");
-  kvevict::RotaryEmbedding rotary;  // the case does not say, but Llama's is its default
+  kvevict::RotaryEmbedding rotary;
   const std::size_t dim = prompt.shape.head_dim;
-  for (std::size_t pair = 0; pair < dim / 2; ++pair) {
+  if (golden.has("inv_freq"))
+    rotary.inv_freq = golden.tensor("inv_freq").values;
+  // Else the default of Llama models.
+  for (std::size_t pair = rotary.inv_freq.size(); pair < dim / 2; ++pair) {
     rotary.inv_freq.push_back(
         std::pow(10000.0, -2.0 * static_cast<double>(pair) / static_cast<double>(dim)));
   }

@@ -1,4 +1,5 @@
 #include "golden/drivers.hpp"
+#include "golden/run_options.hpp"
 #include "golden/step_logits.hpp"
 #include "kvevict/policies/raas.hpp"
 #include "support/golden.hpp"
@@ -15,15 +16,18 @@ void run(const GoldenCase& golden, GoldenReport& report, RowSource source) {
   const GoldenCase::Tensor& logits = golden.tensor("logits");
   const std::size_t prompt_len = golden.count("num_prompt");
   const std::size_t page_size = golden.count("page");
-  const kvevict::CacheShape shape{.num_layers = 1,
-                                  .num_q_heads = golden.count("num_q_heads"),
-                                  .num_kv_heads = 1,
-                                  .head_dim = logits.shape.at(2)};
+  const kvevict::CacheShape shape{
+      .num_layers = 1,
+      .num_q_heads = golden.count("num_q_heads"),
+      .num_kv_heads = golden.has("num_kv_heads") ? golden.count("num_kv_heads") : 1,
+      .head_dim = logits.shape.at(2)};
   // The budget of the case is for decoded tokens.
-  kvevict::RaaS policy({.budget = prompt_len + golden.count("budget"),
-                        .page_size = page_size,
-                        .threshold = golden.real("alpha")},
-                       shape);
+  kvevict::RaaSOptions options{.budget = prompt_len + golden.count("budget"),
+                               .page_size = page_size,
+                               .threshold = golden.real("alpha")};
+  if (golden.has("stamp"))
+    set_option(golden, "stamp", options.stamp);
+  kvevict::RaaS policy(options, shape);
   PositionCache cache(shape);
   policy.begin(prompt_len);
   policy.append(prompt_len);

@@ -1653,6 +1653,179 @@ def twinkv_2_snapkv(draw):
     })
 
 
+# LagKV .............................................................................................
+
+LAGKV_NOTE = (
+    "The recursive form. Behind num_sink_tokens, partitions of lag_len tokens by position; one is cut "
+    "once the next is complete, at the end of the prompt or of a step, and never again: per_partition "
+    "of it stay (a share is rounded down) by s(k) + value_weight s(v), s = softmax over the partition "
+    "of the deviation over channels (d - 1) of (x - low) / (high - low), the range per channel of the "
+    "next partition, a channel without range 0. Step t appends position P + t, step -1 is the end of "
+    "the prompt. keys, values [num_kv_heads, positions, head_dim]; X.event.I.step, .kept "
+    "[num_kv_heads, count]."
+)
+
+
+def lag_side(rows, reference):
+    ranges = [(min(column), max(column)) for column in zip(*reference)]
+    deviations = []
+    for row in rows:
+        scaled = [
+            (x - low) / (high - low) if high > low else 0.0 for x, (low, high) in zip(row, ranges)
+        ]
+        squares = math.fsum((x - mean(scaled)) ** 2 for x in scaled)
+        deviations.append(math.sqrt(squares / (len(row) - 1)))
+    return softmax(deviations)
+
+
+def lagkv(draw, keys, values, prompt, runs):
+    case = Case("lagkv", LAGKV_NOTE)
+    heads, positions = len(keys), len(keys[0])
+    case.shape(heads, heads, len(keys[0][0]), num_prompt=prompt, steps=positions - prompt)
+    case.tensor("keys", "f32", keys)
+    case.tensor("values", "f32", values)
+    case.runs(runs)
+    for run, options in runs.items():
+        lag, first = options["lag_len"], options["num_sink_tokens"]
+        count = floor_share(options.get("per_partition", "50%"), lag)
+        kept = [list(range(prompt)) for _ in range(heads)]
+        events, done = 0, 0
+        for step in range(-1, positions - prompt):
+            length = prompt + step + 1
+            if step >= 0:
+                for head in kept:
+                    head.append(length - 1)
+            before = done
+            while first + (done + 2) * lag <= length:
+                start = first + done * lag
+                for h, head in enumerate(kept):
+                    sides = [
+                        lag_side(x[h][start : start + lag], x[h][start + lag : start + 2 * lag])
+                        for x in (keys, values)
+                    ]
+                    weight = options.get("value_weight", 1.0)
+                    scores = [k + weight * v for k, v in zip(*sides)]
+                    best = draw.best(scores, count)
+                    head[:] = [p for p in head if not start <= p < start + lag or p - start in best]
+                done += 1
+            if done > before and count < lag:
+                name = "%s.event.%d." % (run, events)
+                events += 1
+                case.int(name + "step", step)
+                case.tensor(name + "kept", "i32", [list(head) for head in kept])
+        case.int(run + ".num_events", events)
+    return case
+
+
+@case
+def lagkv_1_recursive(draw):
+    keys, values = draw.numbers(2, 60, 5), draw.numbers(2, 60, 5)
+    for row in values[1][20:36]:
+        row[2] = 0.5  # a channel without range
+    return lagkv(draw, keys, values, 34, {
+        "half": {"num_sink_tokens": 4, "lag_len": 8},
+        "few": {"num_sink_tokens": 2, "lag_len": 7, "per_partition": "30%", "value_weight": 0.5},
+        "keys": {"num_sink_tokens": 0, "lag_len": 10, "per_partition": 3, "value_weight": 0.0},
+        "all": {"num_sink_tokens": 3, "lag_len": 6, "per_partition": 6},
+    })
+
+
+# RaaS ..............................................................................................
+
+RAAS_NOTE = (
+    "Step t (0-based) appends position P + t; the row of query head h at step t is the softmax of "
+    "logits[t, h, :] over the positions still cached (the new one included). Decode pages of `page` "
+    "tokens; the prompt is never evicted. Each step: page mass = sum over the page's tokens of the "
+    "mean over all heads of the row; stamp above_threshold: mass > alpha, top_half: the better half "
+    "of the pages, rounded up, gives the stamp of this step, and the page that is written has it in "
+    "any case. When the cached decode tokens exceed budget, the page with the oldest stamp goes, "
+    "whole, the later one of equal ones (R3). evicted: page or -1; kept: positions."
+)
+
+
+def raas(draw, q_heads, kv_heads, prompt, steps, page, budget, stamp, alpha):
+    case = Case("raas", RAAS_NOTE)
+    case.shape(q_heads, kv_heads, 1, num_prompt=prompt, steps=steps, page=page, budget=budget)
+    case.text("stamp", stamp)
+    case.real("alpha", alpha)
+    logits = Steps(draw, q_heads, kv_heads, prompt, steps, size=2.5).logits
+    case.tensor("logits", "f32", logits)
+    kept, stamps, evicted = list(range(prompt)), {}, []
+    for step in range(steps):
+        kept.append(prompt + step)
+        rows = [softmax([logits[step][h][p] for p in kept]) for h in range(q_heads)]
+        written = step // page
+        mass = {}
+        for p, a in zip(kept, mean_rows(rows)):
+            if p >= prompt:
+                mass[(p - prompt) // page] = mass.get((p - prompt) // page, 0.0) + a
+        pages = sorted(mass)
+        if stamp == "above_threshold":
+            for x in mass.values():
+                draw.far(x, alpha, 1.0)
+            attended = {j for j in pages if mass[j] > alpha}
+        else:
+            half = draw.best([mass[j] for j in pages], (len(pages) + 1) // 2)
+            attended = {pages[i] for i in half}
+        for j in attended | {written}:
+            stamps[j] = step
+        evicted.append(-1)
+        if len(kept) - prompt > budget:
+            victim = min((j for j in pages if j != written), key=lambda j: (stamps[j], -j))
+            evicted[-1] = victim
+            kept = [p for p in kept if p < prompt or (p - prompt) // page != victim]
+            del stamps[victim]
+    case.tensor("evicted", "i32", evicted)
+    case.tensor("kept", "i32", kept)
+    case.tensor("pages", "i32", sorted(stamps))
+    case.tensor("stamps", "i32", [stamps[j] for j in sorted(stamps)])
+    return case
+
+
+@case
+def raas_1_gqa2(draw):
+    return raas(draw, 4, 2, 5, 40, 3, 13, "above_threshold", 0.15)
+
+
+@case
+def raas_2_top_half(draw):
+    return raas(draw, 3, 1, 4, 36, 4, 16, "top_half", 0.0)
+
+
+# Chunks over scores of keys ........................................................................
+
+
+@case
+def chunkkv_1_keydiff_partial(draw):
+    case = Case("chunkkv", (
+        "chunk score = mean over the chunk of the sum over KV heads of -cos(k, mean of unit keys), the "
+        "partial last chunk by its own length; max(1, int(chunks (1-ratio))) chunks kept, the same "
+        "slots for all heads"))
+    heads, n, size = 3, 45, 7
+    keys = draw.numbers(heads, n, 4)
+    case.shape(6, heads, 4, n=n, chunk_length=size)
+    case.text("base", "keydiff")
+    case.tensor("keys", "f32", keys)
+    scores = []
+    for head in keys:
+        units = [unit(key) for key in head]
+        anchor = mean_rows(units)
+        scores.append([-dot(u, anchor) / norm(anchor) for u in units])
+    case.tensor("scores", "f64", scores)
+    case.tensor("protected", "u8", [0] * n)
+    total = [math.fsum(column) for column in zip(*scores)]
+    chunks = [range(c, min(c + size, n)) for c in range(0, n, size)]
+    worth = [mean([total[i] for i in chunk]) for chunk in chunks]
+    for name, ratio in (("a", 0.4), ("b", 0.75), ("c", 0.95)):
+        best = draw.best(worth, max(1, int(len(chunks) * (1 - ratio))))
+        slots = {i for c in best for i in chunks[c]}
+        case.real("ratio." + name, ratio)
+        case.int("n_kept." + name, len(slots))
+        case.int("n_chunks_kept." + name, len(best))
+        case.tensor("keep." + name, "u8", [[int(i in slots) for i in range(n)]] * heads)
+    return case
+
+
 # Seen-fraction budgets .............................................................................
 
 DECODING_NOTE = (
