@@ -88,6 +88,7 @@ const std::map<std::string, GoldenDriver>& drivers() {
       {"nestedkv", run_nestedkv},
       {"twinkv", run_twinkv},
       {"vase", run_vase},
+      {"epikv_ablations", run_epikv_ablations},
       {"TriAttention", run_triattention},
   };
   return map;

@@ -1826,6 +1826,136 @@ def chunkkv_1_keydiff_partial(draw):
     return case
 
 
+# EpiKV's ablations .................................................................................
+
+EPIKV_NOTE = (
+    "Step t (0-based) appends position P + t; the row of a query head at step t is the softmax of "
+    "logits[t, layer, head, :] over the positions still cached (the new one included). hidden "
+    "[num_layers, steps, dim], last_prompt [num_layers, dim], keys [num_layers, num_kv_heads, "
+    "positions, head_dim]. g_t = |h_t - h_(t-1)|, z_t = (g_t - mean) / deviation over the last `window` "
+    "of them, t included (population; 0 for one value or no spread), frozen. Over `budget` cached "
+    "tokens, the prompt and the newest recent_window decoded tokens stay. X.method attention: the best "
+    "of the others by minmax(attention received from decoded tokens, mean over layers and query heads) "
+    "+ hidden_weight minmax(z of `layers`), ranges over the decoded tokens in the cache, 0 where there "
+    "is none. segment_hs, seg: the others form segments of segment_len, the last is short; importance "
+    "is - the entropy, inside the segment, of the newest row, mean over the query heads of the last "
+    "four layers (segment_hs), or the mean over its tokens, layers and KV heads of the variance (d - 1) "
+    "of the key's channels (seg); that of rank r of m (equal: older first) is in third floor(3 r / m) "
+    "and keeps at most cap_high, cap_middle or cap_low of its best by z of layers_a - z of layers_b; "
+    "oldest first until the budget is used up. X.event.I.step, .kept: positions after a cut."
+)
+
+
+def rolling_z(rows, before, window):
+    steps = [
+        norm([x - y for x, y in zip(row, last)]) for last, row in zip([before] + rows[:-1], rows)
+    ]
+    result = []
+    for t in range(len(steps)):
+        seen = steps[max(0, t + 1 - window) : t + 1]
+        deviation = math.sqrt(mean([(x - mean(seen)) ** 2 for x in seen]))
+        result.append((steps[t] - mean(seen)) / deviation if deviation > 0 else 0.0)
+    return result
+
+
+@case
+def epikv_ablations_1(draw):
+    layers, q_heads, kv_heads, dim, prompt, steps = 5, 2, 1, 3, 5, 24
+    positions = prompt + steps
+    case = Case("epikv_ablations", EPIKV_NOTE)
+    case.shape(q_heads, kv_heads, dim, num_layers=layers, num_prompt=prompt, steps=steps)
+    logits = [
+        [
+            [[draw.number(2.0) if p <= prompt + t else 0.0 for p in range(positions)]
+             for _ in range(q_heads)]
+            for _ in range(layers)
+        ]
+        for t in range(steps)
+    ]
+    hidden, last = draw.numbers(layers, steps, 4), draw.numbers(layers, 4)
+    keys = draw.numbers(layers, kv_heads, positions, dim)
+    for name, values in (("logits", logits), ("hidden", hidden), ("last_prompt", last),
+                         ("keys", keys)):
+        case.tensor(name, "f32", values)
+    segments = {"segment_len": 4, "cap_high": 3, "cap_middle": 2, "cap_low": 1, "window": 6,
+                "layers_a": [1.0], "layers_b": [3.0], "recent_window": 3}
+    runs = {
+        "attention": {"method": "attention", "budget": 14, "recent_window": 3, "layers": [1.0],
+                      "window": 3},
+        "weighted": {"method": "attention", "budget": 11, "recent_window": 0, "layers": [2.0],
+                     "hidden_weight": 2.5, "window": 5},
+        "entropy": dict(segments, method="segment_hs", budget=18),
+        "variance": dict(segments, method="seg", budget=18),
+        "short": dict(segments, method="seg", budget=13, segment_len=3),
+    }
+    case.runs(runs)
+
+    def minmax(values):
+        low, high = min(values), max(values)
+        return [(x - low) / (high - low) if high > low else 0.0 for x in values]
+
+    for run, options in runs.items():
+        kept, received, events = list(range(prompt)), {}, 0
+        by_attention = options["method"] == "attention"
+        z = [rolling_z(hidden[l], last[l], options["window"]) for l in range(layers)]
+        for step in range(steps):
+            kept.append(prompt + step)
+            rows = [
+                [softmax([row[p] for p in kept]) for row in logits[step][l]] for l in range(layers)
+            ]
+            for p, a in zip(kept, mean_rows([row for layer in rows for row in layer])):
+                received[p] = received.get(p, 0.0) + a
+            newest = dict(zip(kept, mean_rows([row for layer in rows[-4:] for row in layer])))
+            if len(kept) <= options["budget"]:
+                continue
+            decoded = [p for p in kept if p >= prompt]
+            recent = options["recent_window"]
+            stays = set(kept[:prompt]) | set(decoded[len(decoded) - recent :])
+            others = [p for p in decoded if p not in stays]
+            room = options["budget"] - len(stays)
+            if by_attention:
+                layer = int(options["layers"][0])
+                sides = zip(minmax([received[p] for p in decoded]),
+                            minmax([z[layer][p - prompt] for p in decoded]))
+                score = dict(zip(decoded, [
+                    a + options.get("hidden_weight", 1.0) * b for a, b in sides
+                ]))
+                best = draw.best([score[p] for p in others], room)
+                stays |= {others[i] for i in best}
+            else:
+                size = options["segment_len"]
+                parts = [others[i : i + size] for i in range(0, len(others), size)]
+                worth = []
+                for part in parts:
+                    if options["method"] == "seg":
+                        worth.append(mean([
+                            math.fsum((x - mean(key)) ** 2 for x in key) / (dim - 1)
+                            for p in part for l in range(layers)
+                            for key in [keys[l][h][p] for h in range(kv_heads)]
+                        ]))
+                    else:
+                        total = math.fsum(newest[p] for p in part)
+                        worth.append(math.fsum(
+                            newest[p] / total * math.log(newest[p] / total) for p in part))
+                order = sorted(range(len(parts)), key=lambda i: -worth[i])
+                for i, j in zip(order, order[1:]):
+                    draw.far(worth[i], worth[j], max(abs(x) for x in worth))
+                caps = [options["cap_high"], options["cap_middle"], options["cap_low"]]
+                a, b = (int(options[name][0]) for name in ("layers_a", "layers_b"))
+                for i, part in enumerate(parts):
+                    cap = min(caps[3 * order.index(i) // len(parts)], room, len(part))
+                    scores = [z[a][p - prompt] - z[b][p - prompt] for p in part]
+                    stays |= {part[k] for k in draw.best(scores, cap)}
+                    room -= cap
+            kept = [p for p in kept if p in stays]
+            name = "%s.event.%d." % (run, events)
+            events += 1
+            case.int(name + "step", step)
+            case.tensor(name + "kept", "i32", list(kept))
+        case.int(run + ".num_events", events)
+    return case
+
+
 # Seen-fraction budgets .............................................................................
 
 DECODING_NOTE = (
