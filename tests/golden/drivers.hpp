@@ -61,6 +61,8 @@ void run_snapkv(const GoldenCase& golden, GoldenReport& report);
 void run_streaming_llm(const GoldenCase& golden, GoldenReport& report);
 void run_tova(const GoldenCase& golden, GoldenReport& report);
 void run_triattention(const GoldenCase& golden, GoldenReport& report);
+void run_adaptive_rkv(const GoldenCase& golden, GoldenReport& report);
+void run_aggregated_tova(const GoldenCase& golden, GoldenReport& report);
 void run_epikv_ablations(const GoldenCase& golden, GoldenReport& report);
 void run_vase(const GoldenCase& golden, GoldenReport& report);
 void run_twinkv(const GoldenCase& golden, GoldenReport& report);

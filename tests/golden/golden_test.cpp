@@ -89,6 +89,8 @@ const std::map<std::string, GoldenDriver>& drivers() {
       {"twinkv", run_twinkv},
       {"vase", run_vase},
       {"epikv_ablations", run_epikv_ablations},
+      {"aggregated_tova", run_aggregated_tova},
+      {"adaptive_rkv", run_adaptive_rkv},
       {"TriAttention", run_triattention},
   };
   return map;

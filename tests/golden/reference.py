@@ -1956,6 +1956,179 @@ def epikv_ablations_1(draw):
     return case
 
 
+# Adaptive R-KV .....................................................................................
+
+ADAPTIVE_NOTE = (
+    "One layer, one set for all heads; areas, cuts and rows as in the block_eviction cases. Score of a "
+    "token: fmax of the mean over the newest observation_window rows (those that there were, as they "
+    "were given, divided by observation_window) and all query heads. Of the blocks between sinks and "
+    "recent tokens the ones of the largest sums stay until they hold attention_mass of all sums, at "
+    "most the budget's; the rest of the budget goes to the blocks of the largest diversity: - sum over "
+    "its tokens i of the mean over the tokens j not chosen so far and over KV heads of c(i, j), the "
+    "cosine of the keys, 0 for i = j, set to 0 where it is below the mean of its row over all tokens "
+    "between. keys [num_kv_heads, positions, head_dim]. X.event.I.step, .positions, .kept."
+)
+
+
+def adaptive_rkv(draw, steps, dim, runs):
+    case = Case("adaptive_rkv", ADAPTIVE_NOTE)
+    steps.write(case, head_dim=dim)
+    keys = draw.numbers(steps.kv_heads, steps.positions, dim)
+    case.tensor("keys", "f32", keys)
+    case.runs(runs)
+    units = [[unit(key) for key in head] for head in keys]
+    for run, options in runs.items():
+        size, budget = options["block_size"], options["budget"]
+        window, width = options["observation_window"], options.get("pool_width", 7)
+        kept, rows, events = list(range(steps.prompt)), [], 0
+        for time in range(max(0, steps.prompt - window) - 1, steps.positions):
+            if time < 0:
+                continue
+            if time >= steps.prompt:
+                kept.append(time)
+            seen = [p for p in kept if p <= time]
+            heads = [steps.row(time, h, seen) for h in range(steps.q_heads)]
+            rows.append({p: mean([row[p] for row in heads]) for p in seen})
+            if time < steps.prompt - 1 or len(kept) < budget + size:
+                continue
+            means = [math.fsum(row.get(p, 0.0) for row in rows[-window:]) / window for p in kept]
+            scores = [max(means[s : s + width]) for s in range(len(means))]
+            first = options["num_sink_tokens"]
+            last = len(kept) - options["recent_window"] - len(kept) % size
+            blocks = [range(b, b + size) for b in range(first, last, size)]
+            places = (budget - first - options["recent_window"]) // size
+            worth = [math.fsum(scores[s] for s in block) for block in blocks]
+            order = sorted(range(len(blocks)), key=lambda b: -worth[b])
+            held, count = 0.0, 0
+            while count < places:
+                share = held / math.fsum(worth)
+                draw.far(share, options["attention_mass"], 1.0)
+                if share >= options["attention_mass"]:
+                    break
+                held += worth[order[count]]
+                count += 1
+            chosen = draw.best(worth, count)
+            between = range(first, last)
+            left = [s for b in range(len(blocks)) if b not in chosen for s in blocks[b]]
+            diversity = {}
+            for i in left:
+                of_heads = []
+                for head in units:
+                    cosines = {
+                        j: dot(head[kept[i]], head[kept[j]]) if j != i else 0.0 for j in between
+                    }
+                    middle = mean(list(cosines.values()))
+                    for c in cosines.values():
+                        draw.far(c, middle, 0.1)
+                    of_heads.append(math.fsum(cosines[j] for j in left if cosines[j] >= middle))
+                diversity[i] = -mean(of_heads) / len(left)
+            others = [b for b in range(len(blocks)) if b not in chosen]
+            sums = [math.fsum(diversity.get(s, 0.0) for s in block) for block in blocks]
+            chosen |= draw.best(sums, places - count, others)
+            stays = set(range(first)) | set(range(last, len(kept)))
+            stays |= {s for b in chosen for s in blocks[b]}
+            name = "%s.event.%d." % (run, events)
+            events += 1
+            case.int(name + "step", time - steps.prompt)
+            case.tensor(name + "positions", "i32", list(kept))
+            kept = [p for s, p in enumerate(kept) if s in stays]
+            case.tensor(name + "kept", "i32", list(kept))
+        case.int(run + ".num_events", events)
+    return case
+
+
+@case
+def adaptive_rkv_1_gqa2(draw):
+    sizes = {"budget": 20, "num_sink_tokens": 4, "recent_window": 4, "block_size": 4,
+             "observation_window": 4}
+    return adaptive_rkv(draw, Steps(draw, 4, 2, 30, 12), 4, {
+        "half": dict(sizes, attention_mass=0.4),
+        "diverse": dict(sizes, attention_mass=0.0, pool_width=3),
+        "mass": dict(sizes, attention_mass=1.0),
+        "few_rows": dict(sizes, attention_mass=0.5, pool_width=1, observation_window=50),
+    })
+
+
+# Scores over steps .................................................................................
+
+AGGREGATED_NOTE = (
+    "TOVA's score s, the newest row, mean over all query heads (scope head: over the group), made into "
+    "m by a rule over the steps since the token came; the prompt is one step, sampled by its last row. "
+    "m_1 = s_1, then single s_t, frozen s_1, ema decay m + (1 - decay) s, cumulative the sum, "
+    "lifetime_mean the mean, decayed_sum decay m + s, max. Cut to budget after the prompt and every "
+    "step. Rows as in the h2o cases. X.prefill_kept, X.evicted [steps, lanes], X.kept, X.scores: m of "
+    "what is kept."
+)
+
+
+def aggregated_tova(draw, steps, runs):
+    case = Case("aggregated_tova", AGGREGATED_NOTE)
+    steps.write(case)
+    case.runs(runs)
+    for run, options in runs.items():
+        rule, decay = options["temporal_rule"], options.get("decay", 0.8)
+        shared = options.get("scope", "layer") == "layer"
+        lanes = [range(steps.q_heads)] if shared else [
+            range(kv * steps.group, (kv + 1) * steps.group) for kv in range(steps.kv_heads)
+        ]
+        kept = [list(range(steps.prompt)) for _ in lanes]
+        merit = [{} for _ in lanes]
+        age = [{} for _ in lanes]
+
+        def step_of(time):
+            gone = []
+            for lane, heads in enumerate(lanes):
+                rows = [steps.row(time, h, kept[lane]) for h in heads]
+                for p in kept[lane]:
+                    s = mean([row[p] for row in rows])
+                    age[lane][p] = n = age[lane].get(p, 0) + 1
+                    before = merit[lane].get(p)
+                    if before is None:
+                        merit[lane][p] = s
+                    else:
+                        merit[lane][p] = {
+                            "single": s,
+                            "frozen": before,
+                            "ema": decay * before + (1 - decay) * s,
+                            "cumulative": before + s,
+                            "lifetime_mean": before + (s - before) / n,
+                            "decayed_sum": decay * before + s,
+                            "max": max(before, s),
+                        }[rule]
+                best = draw.best([merit[lane][p] for p in kept[lane]], options["budget"])
+                if len(kept[lane]) > options["budget"]:
+                    gone.append([p for i, p in enumerate(kept[lane]) if i not in best])
+                    kept[lane] = [p for i, p in enumerate(kept[lane]) if i in best]
+                else:
+                    gone.append([])
+            return gone
+
+        step_of(steps.prompt - 1)
+        case.tensor(run + ".prefill_kept", "i32", [list(k) for k in kept])
+        evicted = []
+        for step in range(steps.steps):
+            for lane in kept:
+                lane.append(steps.prompt + step)
+            evicted.append([g[0] if g else -1 for g in step_of(steps.prompt + step)])
+        case.tensor(run + ".evicted", "i32", evicted)
+        case.tensor(run + ".kept", "i32", [list(k) for k in kept])
+        case.tensor(run + ".scores", "f64", [[merit[l][p] for p in k] for l, k in enumerate(kept)])
+    return case
+
+
+@case
+def aggregated_tova_1_gqa2(draw):
+    return aggregated_tova(draw, Steps(draw, 4, 2, 18, 16), {
+        "ema": {"budget": 12, "temporal_rule": "ema", "decay": 0.6},
+        "mean": {"budget": 10, "temporal_rule": "lifetime_mean", "scope": "head"},
+        "sum": {"budget": 12, "temporal_rule": "cumulative"},
+        "decayed": {"budget": 9, "temporal_rule": "decayed_sum", "decay": 0.5, "scope": "head"},
+        "max": {"budget": 11, "temporal_rule": "max"},
+        "frozen": {"budget": 12, "temporal_rule": "frozen", "scope": "head"},
+        "single": {"budget": 8, "temporal_rule": "single"},
+    })
+
+
 # Seen-fraction budgets .............................................................................
 
 DECODING_NOTE = (

@@ -195,8 +195,12 @@ class PromptLogits {
     if (wanted == 0)
       return;
     hand_over_rows(policy, cache, 0, wanted, source, [&](std::size_t head, std::size_t r) {
-      return rows_.data() + offset(head, last + 1 - wanted + r);
+      return row(head, last + 1 - wanted + r);
     });
+  }
+  /// [positions] of the token at `time`.
+  [[nodiscard]] const double* row(std::size_t head, std::size_t time) const {
+    return rows_.data() + offset(head, time);
   }
 
  private:
