@@ -239,23 +239,7 @@ template <class Method>
   std::string description =
       read_policy(Method::kName, items[0], options_text, option_fields<Method>(options),
                   option_fields<Method>(defaults));
-  Inputs needed = Method::kRequiredInputs;
-  if constexpr (requires { options.additions; }) {
-    if (items.size() > 1) {
-      using Recipe = typename Method::Recipe;
-      const PartHost host = Recipe::part_host(options, model.shape);
-      for (const TextItem& item : items.subspan(1)) {
-        description.append(" + ").append(add_part(NamedParts{}, item, host,
-                                                  {{}, model.shape, model.output_projection},
-                                                  options.additions));
-        Recipe::check_budgets(options, model.shape, item.where(item.name));
-      }
-      needed = needed | options.additions.inputs();
-    }
-  } else if (items.size() > 1) {
-    throw_invalid_argument(Method::kName, items[1].where("takes no parts"));
-  }
-  check_supplied(Method::kName, needed, model.supplied);
+  check_supplied(Method::kName, Method::kRequiredInputs, model.supplied);
   if constexpr (requires { options.output_projection; })
     options.output_projection = model.output_projection;
   if constexpr (requires { options.rotary; }) {
@@ -266,6 +250,21 @@ template <class Method>
     options.query_filters = model.query_filters;
   if constexpr (needs_query_statistics<Method>())
     options.query_statistics = model.query_statistics;
+  if constexpr (requires { options.additions; }) {
+    if (items.size() > 1) {
+      using Recipe = typename Method::Recipe;
+      const PartHost host = Recipe::part_host(options, model.shape);
+      for (const TextItem& item : items.subspan(1)) {
+        description.append(" + ").append(add_part(NamedParts{}, item, host,
+                                                  {{}, model.shape, model.output_projection},
+                                                  options.additions));
+        Recipe::check_budgets(options, model.shape, item.where(item.name));
+      }
+      check_supplied(Method::kName, options.additions.inputs(), model.supplied);
+    }
+  } else if (items.size() > 1) {
+    throw_invalid_argument(Method::kName, items[1].where("takes no parts"));
+  }
   return AnyPolicy(std::in_place_type<Policy<Method>>, std::move(description), options, model.shape,
                    model.kernel != nullptr ? *model.kernel : kernels::best());
 }

@@ -220,6 +220,16 @@ TEST(CompositionText, CriticalIsASecondStageOverAnySelection) {
   EXPECT_EQ(error_of("snapkv + critical"), "critical, column 10: output_projection is missing");
 }
 
+// A part is checked with the policy, which asks for the projection: a kernel of 1 pools nothing.
+TEST(CompositionText, PoliciesThatReadTheOutputProjectionTakeParts) {
+  const ModelInfo model = with_output_projection();
+  for (const std::string name : {"laprox", "criticalkv", "criticaladakv", "defensivekv"}) {
+    const std::string text = name + "(budget=16,observation_window=8)";
+    EXPECT_EQ(cut_prompt(make(text + " + pool(kernel_size=1)", model)),
+              cut_prompt(make(text, model)));
+  }
+}
+
 // 8 tokens above the budget may gather, and the prompt is spared.
 TEST(CompositionText, AScheduleIsForEveryPolicyThatCutsAtAnyTime) {
   WindowCache cache(kShape, 40);
@@ -305,7 +315,7 @@ TEST(CompositionText, PartsFitPoliciesWithACourseOverSteps) {
     EXPECT_EQ(cut_decoded(make(policy + " + temporal(rule=single)")), plain) << name;
     EXPECT_EQ(cut_decoded(make(policy + " + z_scores")), plain) << name;
     EXPECT_EQ(cut_decoded(make(policy + " + protect(recent_window=6)")),
-              cut_decoded(make(name + "(budget=20,recent_window=6)")))
+              cut_decoded(make(name + "budget=20,recent_window=6)")))
         << name;
     EXPECT_NE(cut_decoded(make(policy + " + pool(kernel_size=5)")), plain) << name;
   }

@@ -332,16 +332,16 @@ def by_layer(numbers, heads):
     return [numbers[i : i + heads] for i in range(0, len(numbers), heads)]
 
 
-# RocketKV ..........................................................................................
+# RocketKV
 
 ROCKET_NOTE = (
     "Stage 1. Rows: the last `window` queries, softmax over all keys with the causal corner (all) "
-    "or over the keys before the window (past); sum over rows, then over the group (group_reduce), "
-    "then maximum pooling; the window and the best of the prefix stay, the lower slot of equal "
-    "ones. With split: S = n + max_new_tokens, T = budget, c = S / T, alpha = min(.2 + .06 log2 c, "
-    ".8), cap = int(S / c^alpha), X.budgets [num_layers, num_kv_heads] = min(S, cap) - max_new_tokens, "
-    "everything if S <= T, never less than the window; without: the budget itself. Ll.X.scores [num_kv_heads, "
-    "n - window]."
+    "or over the keys before the window (past); sum over rows, then over the group "
+    "(group_reduce), then maximum pooling; the window and the best of the prefix stay, the lower "
+    "slot of equal ones. With split: S = n + max_new_tokens, T = budget, c = S / T, alpha = "
+    "min(.2 + .06 log2 c, .8), cap = int(S / c^alpha), X.budgets [num_layers, num_kv_heads] = "
+    "min(S, cap) - max_new_tokens, everything if S <= T, never less than the window; without: the "
+    "budget itself. Ll.X.scores [num_kv_heads, n - window]."
 )
 
 
@@ -401,16 +401,16 @@ def rocketkv_2_wide(draw):
     })
 
 
-# HeadKV and EvolKV .................................................................................
+# HeadKV and EvolKV
 
 HEADKV_NOTE = (
-    "Scores: last `window` rows, softmax over all keys with the causal corner, sum over rows, group "
-    "mean, maximum pooling. b = budget - window, share = floor(b / beta), s = head_scores^power, "
-    "summed over each group where they are given per query head, made to sum to 1 (the power after "
-    "the groups); a KV head gets beside the window s share L H + b - share: by largest remainder, "
-    "the sum conserved, what exceeds n - window going to the others in proportion; "
-    "official_rounding: each rounded half to even and cut at n - window. X.budgets [num_layers, "
-    "num_kv_heads] with the window."
+    "Scores: last `window` rows, softmax over all keys with the causal corner, sum over rows, "
+    "group mean, maximum pooling. b = budget - window, share = floor(b / beta), s = "
+    "head_scores^power, summed over each group where they are given per query head, made to sum "
+    "to 1 (the power after the groups); a KV head gets beside the window s share L H + b - share: "
+    "by largest remainder, the sum conserved, what exceeds n - window going to the others in "
+    "proportion; official_rounding: each rounded half to even and cut at n - window. X.budgets "
+    "[num_layers, num_kv_heads] with the window."
 )
 
 
@@ -484,9 +484,9 @@ EVOLKV_NOTE = (
     "Scores: SnapKV, last `window` rows, softmax over all keys with the causal corner, sum over "
     "rows, group mean, average pooling with zeros counted. Layer budgets from a table, the window "
     "included: as it is where its mean is `budget`, else max(table_l B / sum - window, 0), B = "
-    "num_layers budget, scaled so that it adds up to num_layers (budget - window), over KV heads by "
-    "largest remainder (equal fractions: the first ones). X.budgets [num_layers, num_kv_heads] with "
-    "the window."
+    "num_layers budget, scaled so that it adds up to num_layers (budget - window), over KV heads "
+    "by largest remainder (equal fractions: the first ones). X.budgets [num_layers, num_kv_heads] "
+    "with the window."
 )
 
 
@@ -515,18 +515,18 @@ def evolkv_1_gqa2(draw):
     }, evolkv_budgets, 5, "average")
 
 
-# DefensiveKV .......................................................................................
+# DefensiveKV
 
 DEFENSIVE_NOTE = (
     "Each row of the window, cut to the prefix, is pooled and scaled back to the mass it had; m = "
     "maximum over rows and group. Ll.X.scores = max(m, mean m) times |v W_O^h|_1 (l2_norm: _2), "
-    "mean over the group, divided by its mean over the KV heads for the same token. First stage, per "
-    "head: with p = the mean over rows and group of the attention on the prefix, made to sum to 1, "
-    "and w = the mean over rows and all heads of the layer of the attention on the window "
+    "mean over the group, divided by its mean over the KV heads for the same token. First stage, "
+    "per head: with p = the mean over rows and group of the attention on the prefix, made to sum "
+    "to 1, and w = the mean over rows and all heads of the layer of the attention on the window "
     "(official_window_mass: on the `window` last slots of the prefix), the k = #{r: p_(1) + .. + "
-    "p_(r) < first_stage_mass - w} best by p, at most budget - window. Then the best by score of all "
-    "heads of the layer (competition layer) or of the model fill num_kv_heads (budget - window) per "
-    "layer, or that of all layers. The window stays."
+    "p_(r) < first_stage_mass - w} best by p, at most budget - window. Then the best by score of "
+    "all heads of the layer (competition layer) or of the model fill num_kv_heads (budget - "
+    "window) per layer, or that of all layers. The window stays."
 )
 
 
@@ -626,21 +626,22 @@ def defensivekv_3_mha(draw):
     })
 
 
-# DropKV ............................................................................................
+# DropKV
 
 DROPKV_NOTE = (
-    "Per query head and row t of the window, p = softmax over all keys with the causal corner, o = "
-    "sum p v: s_j = sum over rows of (p_j / (1 - p_j))^2 |v_j - o|^2, mean over the group, average "
-    "pooling with zeros counted over the prefix. The best budget - window of the prefix stay and the "
-    "window. Runs with floor: AdaKV over these scores, rule guarantee: each head keeps its best "
-    "max(1, floor(budget floor)), the window among them (floor_of_whole 0: max(1, floor((budget - "
-    "window) floor)) beside the window), none for floor 0; the rest of the layer's num_kv_heads "
-    "budget goes to the best of all heads. Ll.X.scores [num_kv_heads, n - window]."
+    "Per query head and row t of the window, p = softmax over all keys with the causal corner, o "
+    "= sum p v: s_j = sum over rows of (p_j / (1 - p_j))^2 |v_j - o|^2, mean over the group, "
+    "average pooling with zeros counted over the prefix. The best budget - window of the prefix "
+    "stay and the window. Runs with floor: AdaKV over these scores, rule guarantee: each head "
+    "keeps its best max(1, floor(budget floor)), the window among them (floor_of_whole 0: max(1, "
+    "floor((budget - window) floor)) beside the window), none for floor 0; the rest of the "
+    "layer's num_kv_heads budget goes to the best of all heads. Ll.X.scores [num_kv_heads, n - "
+    "window]."
 )
 
 
 def guaranteed(draw, scores, share, safe):
-    """Heads that compete for `share` each on average: each its `safe` best, then the best of all."""
+    """Heads that compete for `share` each on average: their `safe` best, then the best of all."""
     chosen = [draw.best(head, safe) for head in scores]
     entries = [
         (h, i) for h, head in enumerate(scores) for i in range(len(head)) if i not in chosen[h]
@@ -756,19 +757,19 @@ class Steps:
 
 HEAVY_NOTE = (
     "Step t (0-based) appends position P + t; the row of query head h at step t is the softmax of "
-    "logits[t, h, :] over the positions still cached (the new one included). Prefill row t of head h "
-    "is the softmax of prefill_logits[h, t, 0..t]. Cut to heavy + recent after the prefill and after "
-    "every step: the newest `recent` (current token included, R14) stay, of the others the best "
-    "`heavy`, of which the first num_sink_tokens of the text are in any case; a new token starts "
-    "with its own column mass. Percentages are of the prompt, rounded down. evicted -1: none. "
-    "lifetime_mean: divided by the rows that could see the token. Run shared, or scope model: one "
-    "set for all heads, the mean over all query heads. "
+    "logits[t, h, :] over the positions still cached (the new one included). Prefill row t of "
+    "head h is the softmax of prefill_logits[h, t, 0..t]. Cut to heavy + recent after the prefill "
+    "and after every step: the newest `recent` (current token included, R14) stay, of the others "
+    "the best `heavy`, of which the first num_sink_tokens of the text are in any case; a new "
+    "token starts with its own column mass. Percentages are of the prompt, rounded down. evicted "
+    "-1: none. lifetime_mean: divided by the rows that could see the token. Run shared, or scope "
+    "model: one set for all heads, the mean over all query heads. "
 )
 
 
-def heavy_and_recent(draw, case, steps, runs, factor, tau):
-    """H2O with `factor(options, kv_head, position)` on the scores and rows of temperature
-    `tau(options, step)`, 0 in the prompt."""
+def heavy_and_recent(draw, case, steps, runs, num_sinks, factor, tau):
+    """H2O with `num_sinks` unless a run has others, `factor(options, kv_head, position)` on the
+    scores and rows of temperature `tau(options, step)`, 0 in the prompt."""
     case.runs(runs)
     for run, options in runs.items():
         shared = options.get("scope", "model" if run == "shared" else "head") == "model"
@@ -805,10 +806,8 @@ def heavy_and_recent(draw, case, steps, runs, factor, tau):
                     continue
                 score = scores(lane, length)
                 stays = {s for s, p in enumerate(kept[lane]) if p >= length - recent}
-                stays |= {
-                    s for s, p in enumerate(kept[lane]) if p < options.get("num_sink_tokens",
-                                                                        case.default_sinks)
-                }
+                sinks = options.get("num_sink_tokens", num_sinks)
+                stays |= {s for s, p in enumerate(kept[lane]) if p < sinks}
                 others = [s for s in range(len(score)) if s not in stays]
                 stays |= draw.best(score, heavy + recent - len(stays), others)
                 gone.append([p for s, p in enumerate(kept[lane]) if s not in stays])
@@ -837,7 +836,7 @@ def heavy_and_recent(draw, case, steps, runs, factor, tau):
     return case
 
 
-# VATP ..............................................................................................
+# VATP
 
 VATP_NOTE = HEAVY_NOTE + (
     "Score = |v|_1 (l2_norm: |v|_2) times the sum of all rows seen, group mean. values "
@@ -847,14 +846,13 @@ VATP_NOTE = HEAVY_NOTE + (
 
 def vatp(draw, steps, dim, runs):
     case = Case("vatp", VATP_NOTE)
-    case.default_sinks = 4
     steps.write(case, head_dim=dim)
     values = draw.numbers(steps.kv_heads, steps.positions, dim)
     for head in values:  # sinks have tiny values
         head[:4] = [[x / 8 for x in value] for value in head[:4]]
     case.tensor("values", "f32", values)
     return heavy_and_recent(
-        draw, case, steps, runs,
+        draw, case, steps, runs, 4,
         lambda options, kv, p: norm(values[kv][p], 2 if options.get("l2_norm", False) else 1),
         lambda options, step: 1.0)
 
@@ -878,7 +876,7 @@ def vatp_2_gqa3_shares(draw):
     })
 
 
-# Keyformer .........................................................................................
+# Keyformer
 
 KEYFORMER_NOTE = HEAVY_NOTE + (
     "Score = sum of all rows seen, group mean, each row softmax(logits / tau) over the cached "
@@ -889,7 +887,6 @@ KEYFORMER_NOTE = HEAVY_NOTE + (
 
 def keyformer(draw, steps, runs):
     case = Case("keyformer", KEYFORMER_NOTE)
-    case.default_sinks = 0
     steps.write(case)
     runs = {run: dict(options, gumbel_noise=False) for run, options in runs.items()}
 
@@ -898,7 +895,7 @@ def keyformer(draw, steps, runs):
         length = options.get("generation_len", 64)
         return first + min(step, length) * (options.get("tau_end", 2.0) - first) / length
 
-    return heavy_and_recent(draw, case, steps, runs, lambda options, kv, p: 1.0, tau)
+    return heavy_and_recent(draw, case, steps, runs, 0, lambda options, kv, p: 1.0, tau)
 
 
 @case
@@ -921,17 +918,18 @@ def keyformer_2_mha(draw):
     })
 
 
-# FastGen ...........................................................................................
+# FastGen
 
 FASTGEN_NOTE = (
     "Rows as in the h2o cases, group means. labels u8 [positions]: 1 special, 2 punctuation. "
-    "X.profile [num_kv_heads]: the first of 0 special, 1 + punctuation, 2 + heavy, 3 + recent that "
-    "holds `recovery` of the attention, mean over the prompt's rows of what falls on its tokens, "
-    "else 4 (everything). Heavy: the `heavy` best tokens without a label by column sums at the end of "
-    "the prompt; recent: each row's newest `recent`. Percentages are of the prompt. After the prompt "
-    "and each step a head keeps its labelled tokens; one of profile 2 or 3 has room for `heavy` (and "
-    "`recent`) more: the newest `recent`, then the best by sums of all rows so far. keep.X.prefill "
-    "[num_kv_heads, num_prompt], keep.X [num_kv_heads, positions], X.evicted [steps, num_kv_heads]."
+    "X.profile [num_kv_heads]: the first of 0 special, 1 + punctuation, 2 + heavy, 3 + recent "
+    "that holds `recovery` of the attention, mean over the prompt's rows of what falls on its "
+    "tokens, else 4 (everything). Heavy: the `heavy` best tokens without a label by column sums "
+    "at the end of the prompt; recent: each row's newest `recent`. Percentages are of the prompt. "
+    "After the prompt and each step a head keeps its labelled tokens; one of profile 2 or 3 has "
+    "room for `heavy` (and `recent`) more: the newest `recent`, then the best by sums of all rows "
+    "so far. keep.X.prefill [num_kv_heads, num_prompt], keep.X [num_kv_heads, positions], "
+    "X.evicted [steps, num_kv_heads]."
 )
 
 
@@ -1068,22 +1066,22 @@ def fastgen_2_gqa2(draw):
     })
 
 
-# Block eviction and KVCrush ........................................................................
+# Block eviction and KVCrush
 
 BLOCK_NOTE = (
     "One layer, one set for all heads. x = the mean row over all query heads; s starts with "
     "fmax(sum of x over the last observation_window rows of the prompt), each decoded token adds "
-    "fmax(x); fmax(x)[i] = max x[i .. i + pool_width - 1], over what is cached, in slots. Score s, "
-    "lifetime_mean: s / rows that counted for the token. A cut is due at the end of the prompt or of "
-    "a step when n >= budget + block_size tokens are cached and leaves budget + n mod block_size: the "
-    "first num_sink_tokens, the newest recent_window + n mod block_size, of the blocks between, "
-    "counted from slot 0, those of the largest sums, the earlier of equal ones. event.I.step -1: the "
-    "prompt's. With num_representatives R (KVCrush) that many blocks less are chosen so; a token's "
-    "bit is 1 if it is in the better half, rounded down, of all tokens between; of the blocks left, "
-    "ordered by Hamming distance to the anchor (equal ones the earlier first), those with index 0, "
-    "k, 2 k, .. stay, k = floor(blocks left / R); anchor mean: 1 where more than half of all blocks "
-    "between have a 1. Events of run X: X.event.I.step, .positions and .scores before the cut, .kept "
-    "after it."
+    "fmax(x); fmax(x)[i] = max x[i .. i + pool_width - 1], over what is cached, in slots. Score "
+    "s, lifetime_mean: s / rows that counted for the token. A cut is due at the end of the prompt "
+    "or of a step when n >= budget + block_size tokens are cached and leaves budget + n mod "
+    "block_size: the first num_sink_tokens, the newest recent_window + n mod block_size, of the "
+    "blocks between, counted from slot 0, those of the largest sums, the earlier of equal ones. "
+    "event.I.step -1: the prompt's. With num_representatives R (KVCrush) that many blocks less "
+    "are chosen so; a token's bit is 1 if it is in the better half, rounded down, of all tokens "
+    "between; of the blocks left, ordered by Hamming distance to the anchor (equal ones the "
+    "earlier first), those with index 0, k, 2 k, .. stay, k = floor(blocks left / R); anchor "
+    "mean: 1 where more than half of all blocks between have a 1. Events of run X: "
+    "X.event.I.step, .positions and .scores before the cut, .kept after it."
 )
 
 
@@ -1097,6 +1095,7 @@ def block_eviction(draw, steps, runs):
         kept = list(range(steps.prompt))
         sums = dict.fromkeys(kept, 0.0)
         rows = dict.fromkeys(kept, 0)
+        events = []
 
         def mean_row(time):
             seen = [p for p in kept if p <= time]
@@ -1140,15 +1139,14 @@ def block_eviction(draw, steps, runs):
                 chosen |= set(victims[:: len(victims) // crush][:crush])
             stays = set(range(first)) | set(range(last, len(kept)))
             stays |= {s for b in chosen for s in blocks[b]}
-            name = "%s.event.%d." % (run, cut.events)
-            cut.events += 1
+            name = "%s.event.%d." % (run, len(events))
+            events.append(step)
             case.int(name + "step", step)
             case.tensor(name + "positions", "i32", list(kept))
             case.tensor(name + "scores", "f64", scores)
             kept[:] = [p for s, p in enumerate(kept) if s in stays]
             case.tensor(name + "kept", "i32", list(kept))
 
-        cut.events = 0
         window = min(options.get("observation_window", 8), steps.prompt)
         take([mean_row(t) for t in range(steps.prompt - window, steps.prompt)])
         cut(-1)
@@ -1156,7 +1154,7 @@ def block_eviction(draw, steps, runs):
             kept.append(steps.prompt + step)
             take([mean_row(steps.prompt + step)])
             cut(step)
-        case.int(run + ".num_events", cut.events)
+        case.int(run + ".num_events", len(events))
     return case
 
 
@@ -1192,22 +1190,22 @@ def block_eviction_3_short_prompt(draw):
     })
 
 
-# ThinKV ............................................................................................
+# ThinKV
 
 THINKV_NOTE = (
     "Step t appends position P + t; a row is the softmax of logits[t, layer, head, :] over the "
-    "positions that its KV head still caches. keys [num_layers, num_kv_heads, positions, head_dim]. "
-    "Decoded tokens form segments of segment_len. Sparsity of a segment: mean over its rows, layers "
-    "(`layers`, all if absent) and query heads of the share of visible tokens with less than 1 % of "
-    "the row's largest entry; below execution_below it is an execution, from transition_from on a "
-    "transition, else reasoning. When a transition is complete, all segments before it go one level "
-    "down the schedule (at most to its end); while the prompt, the open segment and what the levels "
-    "allow exceed the budget, the oldest of the least important complete segments (transition, "
-    "execution, reasoning) goes one level down, those at the end of the schedule only when all are: "
-    "then they lose what is left. A segment keeps the tokens nearest to k-means centroids of its "
-    "keys, per KV head: start at tokens floor((2 i + 1) n / (2 k)), Lloyd rounds until nothing "
-    "changes, at most max_rounds, then each centroid in turn takes its nearest free token. "
-    "X.event.I.step, .kept [num_layers, num_kv_heads, count]."
+    "positions that its KV head still caches. keys [num_layers, num_kv_heads, positions, "
+    "head_dim]. Decoded tokens form segments of segment_len. Sparsity of a segment: mean over its "
+    "rows, layers (`layers`, all if absent) and query heads of the share of visible tokens with "
+    "less than 1 % of the row's largest entry; below execution_below it is an execution, from "
+    "transition_from on a transition, else reasoning. When a transition is complete, all segments "
+    "before it go one level down the schedule (at most to its end); while the prompt, the open "
+    "segment and what the levels allow exceed the budget, the oldest of the least important "
+    "complete segments (transition, execution, reasoning) goes one level down, those at the end "
+    "of the schedule only when all are: then they lose what is left. A segment keeps the tokens "
+    "nearest to k-means centroids of its keys, per KV head: start at tokens floor((2 i + 1) n / "
+    "(2 k)), Lloyd rounds until nothing changes, at most max_rounds, then each centroid in turn "
+    "takes its nearest free token. X.event.I.step, .kept [num_layers, num_kv_heads, count]."
 )
 
 
@@ -1286,7 +1284,8 @@ def thinkv(draw, shape, prompt, logits, keys, runs):
                 segments[-1]["thought"] = thought
                 if thought == 0:
                     for before in segments[:-1]:
-                        before["level"] = max(before["level"], min(before["level"] + 1, len(schedule)))
+                        level = before["level"]
+                        before["level"] = max(level, min(level + 1, len(schedule)))
             counts = {}
             for i, segment in enumerate(segments):
                 cap = caps[segment["level"]] if segment["thought"] is not None else size
@@ -1376,16 +1375,16 @@ def thinkv_2_layers(draw):
 
 # ---- Choices by keys and values ---------------------------------------------------------------
 
-# VaSE ..............................................................................................
+# VaSE
 
 VASE_NOTE = (
-    "Candidates: all but the newest recent_window. Scores: the last `window` queries, softmax over "
-    "the candidates only (none behind the query's own token), mean over the queries, average pooling "
-    "with zeros counted per query head, group mean. Per KV head stay: the newest, the first "
-    "num_sink_tokens, with them `reserve` of the budget (a quarter), sinks included, by the largest "
-    "max_c v_c - min_c v_c, and the best by score up to the budget. Nothing goes where n is less than "
-    "`interval` above the budget. sample 0: no draw. Ll.X.scores "
-    "[num_kv_heads, n - recent_window]."
+    "Candidates: all but the newest recent_window. Scores: the last `window` queries, softmax "
+    "over the candidates only (none behind the query's own token), mean over the queries, average "
+    "pooling with zeros counted per query head, group mean. Per KV head stay: the newest, the "
+    "first num_sink_tokens, with them `reserve` of the budget (a quarter), sinks included, by the "
+    "largest max_c v_c - min_c v_c, and the best by score up to the budget. Nothing goes where n "
+    "is less than `interval` above the budget. sample 0: no draw. Ll.X.scores [num_kv_heads, n - "
+    "recent_window]."
 )
 
 
@@ -1455,17 +1454,18 @@ def vase_2_gqa3(draw):
     })
 
 
-# NestedKV ..........................................................................................
+# NestedKV
 
 NESTED_NOTE = (
-    "Unit keys u (0 for a zero key). Three scales, a_s = -u . mean(all u), a_e = -u . mean(u of the own block), blocks "
-    "of clip(n / 32, 128, 256) counted from slot 0, a_c = -u . mean(u of the trailing_window slots up "
-    "to the own), each scaled by its range per head to [0, 1]. Weights softmax(ln(.4, .4, .2) + "
-    "gap_gain gap), gap = mean of the highest tenth (floor(n / 10), at least 1) - mean of the lowest; "
-    "d = deviation of a token's three, scaled by its range, alpha = sigmoid(gate_gain (d - mean d - "
-    "gate_centre)); score = (1 - alpha) sum w a + alpha max a. Heads of a layer compete: each keeps "
-    "its best max(1, floor(budget floor)) (none for floor 0, but one at least), the rest of "
-    "num_kv_heads budget goes to the best of all heads. Ll.X.scores [num_kv_heads, n]."
+    "Unit keys u (0 for a zero key). Three scales, a_s = -u . mean(all u), a_e = -u . mean(u of "
+    "the own block), blocks of clip(n / 32, 128, 256) counted from slot 0, a_c = -u . mean(u of "
+    "the trailing_window slots up to the own), each scaled by its range per head to [0, 1]. "
+    "Weights softmax(ln(.4, .4, .2) + gap_gain gap), gap = mean of the highest tenth (floor(n / "
+    "10), at least 1) - mean of the lowest; d = deviation of a token's three, scaled by its "
+    "range, alpha = sigmoid(gate_gain (d - mean d - gate_centre)); score = (1 - alpha) sum w a + "
+    "alpha max a. Heads of a layer compete: each keeps its best max(1, floor(budget floor)) (none "
+    "for floor 0, but one at least), the rest of num_kv_heads budget goes to the best of all "
+    "heads. Ll.X.scores [num_kv_heads, n]."
 )
 
 
@@ -1525,7 +1525,8 @@ def nestedkv_1(draw):
     prompt = Prompt(draw, 1, 4, 2, 4, 300, 0)
     # A head of few unlike keys wins little beside its floor.
     prompt.keys[0][1] = [
-        key if i % 37 == 5 else [2.0 + x / 8 for x in key] for i, key in enumerate(prompt.keys[0][1])
+        key if i % 37 == 5 else [2.0 + x / 8 for x in key]
+        for i, key in enumerate(prompt.keys[0][1])
     ]
     return nestedkv(draw, prompt, {
         "defaults": {"budget": 60},
@@ -1548,16 +1549,17 @@ def nestedkv_3_long_blocks(draw):
     return nestedkv(draw, Prompt(draw, 1, 1, 1, 2, 4200, 0), {"defaults": {"budget": 60}})
 
 
-# TwinKV ............................................................................................
+# TwinKV
 
 TWIN_NOTE = (
-    "Base knorm: -|k|, the best `budget` per KV head, sinks and recent ones among them; base snapkv: "
-    "the best budget - window of the prefix by its scores (average pooling 5) and the window. b(x) = "
-    "largest cosine of x's key with a kept one more than twin_distance slots away (-1: none). "
-    "Orphans: gone with b < twin_similarity, the least b first (equal: lower slot); donors: kept, not "
-    "protected by the base and not among the first twin_num_sinks or the newest twin_recent, b >= "
-    "twin_similarity, the largest b first (equal: higher slot). The next orphan takes the place of the "
-    "next donor whose b, of what is kept by then, is still >= twin_similarity."
+    "Base knorm: -|k|, the best `budget` per KV head, sinks and recent ones among them; base "
+    "snapkv: the best budget - window of the prefix by its scores (average pooling 5) and the "
+    "window. b(x) = largest cosine of x's key with a kept one more than twin_distance slots away "
+    "(-1: none). Orphans: gone with b < twin_similarity, the least b first (equal: lower slot); "
+    "donors: kept, not protected by the base and not among the first twin_num_sinks or the newest "
+    "twin_recent, b >= twin_similarity, the largest b first (equal: higher slot). The next orphan "
+    "takes the place of the next donor whose b, of what is kept by then, is still >= "
+    "twin_similarity."
 )
 
 
@@ -1653,16 +1655,16 @@ def twinkv_2_snapkv(draw):
     })
 
 
-# LagKV .............................................................................................
+# LagKV
 
 LAGKV_NOTE = (
-    "The recursive form. Behind num_sink_tokens, partitions of lag_len tokens by position; one is cut "
-    "once the next is complete, at the end of the prompt or of a step, and never again: per_partition "
-    "of it stay (a share is rounded down) by s(k) + value_weight s(v), s = softmax over the partition "
-    "of the deviation over channels (d - 1) of (x - low) / (high - low), the range per channel of the "
-    "next partition, a channel without range 0. Step t appends position P + t, step -1 is the end of "
-    "the prompt. keys, values [num_kv_heads, positions, head_dim]; X.event.I.step, .kept "
-    "[num_kv_heads, count]."
+    "The recursive form. Behind num_sink_tokens, partitions of lag_len tokens by position; one is "
+    "cut once the next is complete, at the end of the prompt or of a step, and never again: "
+    "per_partition of it stay (a share is rounded down) by s(k) + value_weight s(v), s = softmax "
+    "over the partition of the deviation over channels (d - 1) of (x - low) / (high - low), the "
+    "range per channel of the next partition, a channel without range 0. Step t appends position "
+    "P + t, step -1 is the end of the prompt. keys, values [num_kv_heads, positions, head_dim]; "
+    "X.event.I.step, .kept [num_kv_heads, count]."
 )
 
 
@@ -1730,16 +1732,17 @@ def lagkv_1_recursive(draw):
     })
 
 
-# RaaS ..............................................................................................
+# RaaS
 
 RAAS_NOTE = (
     "Step t (0-based) appends position P + t; the row of query head h at step t is the softmax of "
-    "logits[t, h, :] over the positions still cached (the new one included). Decode pages of `page` "
-    "tokens; the prompt is never evicted. Each step: page mass = sum over the page's tokens of the "
-    "mean over all heads of the row; stamp above_threshold: mass > alpha, top_half: the better half "
-    "of the pages, rounded up, gives the stamp of this step, and the page that is written has it in "
-    "any case. When the cached decode tokens exceed budget, the page with the oldest stamp goes, "
-    "whole, the later one of equal ones (R3). evicted: page or -1; kept: positions."
+    "logits[t, h, :] over the positions still cached (the new one included). Decode pages of "
+    "`page` tokens; the prompt is never evicted. Each step: page mass = sum over the page's "
+    "tokens of the mean over all heads of the row; stamp above_threshold: mass > alpha, top_half: "
+    "the better half of the pages, rounded up, gives the stamp of this step, and the page that is "
+    "written has it in any case. When the cached decode tokens exceed budget, the page with the "
+    "oldest stamp goes, whole, the later one of equal ones (R3). evicted: page or -1; kept: "
+    "positions."
 )
 
 
@@ -1792,15 +1795,15 @@ def raas_2_top_half(draw):
     return raas(draw, 3, 1, 4, 36, 4, 16, "top_half", 0.0)
 
 
-# Chunks over scores of keys ........................................................................
+# Chunks over scores of keys
 
 
 @case
 def chunkkv_1_keydiff_partial(draw):
     case = Case("chunkkv", (
-        "chunk score = mean over the chunk of the sum over KV heads of -cos(k, mean of unit keys), the "
-        "partial last chunk by its own length; max(1, int(chunks (1-ratio))) chunks kept, the same "
-        "slots for all heads"))
+        "chunk score = mean over the chunk of the sum over KV heads of -cos(k, mean of unit "
+        "keys), the partial last chunk by its own length; max(1, int(chunks (1-ratio))) chunks "
+        "kept, the same slots for all heads"))
     heads, n, size = 3, 45, 7
     keys = draw.numbers(heads, n, 4)
     case.shape(6, heads, 4, n=n, chunk_length=size)
@@ -1826,23 +1829,24 @@ def chunkkv_1_keydiff_partial(draw):
     return case
 
 
-# EpiKV's ablations .................................................................................
+# EpiKV's ablations
 
 EPIKV_NOTE = (
     "Step t (0-based) appends position P + t; the row of a query head at step t is the softmax of "
     "logits[t, layer, head, :] over the positions still cached (the new one included). hidden "
     "[num_layers, steps, dim], last_prompt [num_layers, dim], keys [num_layers, num_kv_heads, "
-    "positions, head_dim]. g_t = |h_t - h_(t-1)|, z_t = (g_t - mean) / deviation over the last `window` "
-    "of them, t included (population; 0 for one value or no spread), frozen. Over `budget` cached "
-    "tokens, the prompt and the newest recent_window decoded tokens stay. X.method attention: the best "
-    "of the others by minmax(attention received from decoded tokens, mean over layers and query heads) "
-    "+ hidden_weight minmax(z of `layers`), ranges over the decoded tokens in the cache, 0 where there "
-    "is none. segment_hs, seg: the others form segments of segment_len, the last is short; importance "
-    "is - the entropy, inside the segment, of the newest row, mean over the query heads of the last "
-    "four layers (segment_hs), or the mean over its tokens, layers and KV heads of the variance (d - 1) "
-    "of the key's channels (seg); that of rank r of m (equal: older first) is in third floor(3 r / m) "
-    "and keeps at most cap_high, cap_middle or cap_low of its best by z of layers_a - z of layers_b; "
-    "oldest first until the budget is used up. X.event.I.step, .kept: positions after a cut."
+    "positions, head_dim]. g_t = |h_t - h_(t-1)|, z_t = (g_t - mean) / deviation over the last "
+    "`window` of them, t included (population; 0 for one value or no spread), frozen. Over "
+    "`budget` cached tokens, the prompt and the newest recent_window decoded tokens stay. "
+    "X.method attention: the best of the others by minmax(attention received from decoded tokens, "
+    "mean over layers and query heads) + hidden_weight minmax(z of `layers`), ranges over the "
+    "decoded tokens in the cache, 0 where there is none. segment_hs, seg: the others form "
+    "segments of segment_len, the last is short; importance is - the entropy, inside the segment, "
+    "of the newest row, mean over the query heads of the last four layers (segment_hs), or the "
+    "mean over its tokens, layers and KV heads of the variance (d - 1) of the key's channels "
+    "(seg); that of rank r of m (equal: older first) is in third floor(3 r / m) and keeps at most "
+    "cap_high, cap_middle or cap_low of its best by z of layers_a - z of layers_b; oldest first "
+    "until the budget is used up. X.event.I.step, .kept: positions after a cut."
 )
 
 
@@ -1956,17 +1960,18 @@ def epikv_ablations_1(draw):
     return case
 
 
-# Adaptive R-KV .....................................................................................
+# Adaptive R-KV
 
 ADAPTIVE_NOTE = (
-    "One layer, one set for all heads; areas, cuts and rows as in the block_eviction cases. Score of a "
-    "token: fmax of the mean over the newest observation_window rows (those that there were, as they "
-    "were given, divided by observation_window) and all query heads. Of the blocks between sinks and "
-    "recent tokens the ones of the largest sums stay until they hold attention_mass of all sums, at "
-    "most the budget's; the rest of the budget goes to the blocks of the largest diversity: - sum over "
-    "its tokens i of the mean over the tokens j not chosen so far and over KV heads of c(i, j), the "
-    "cosine of the keys, 0 for i = j, set to 0 where it is below the mean of its row over all tokens "
-    "between. keys [num_kv_heads, positions, head_dim]. X.event.I.step, .positions, .kept."
+    "One layer, one set for all heads; areas, cuts and rows as in the block_eviction cases. Score "
+    "of a token: fmax of the mean over the newest observation_window rows (those that there were, "
+    "as they were given, divided by observation_window) and all query heads. Of the blocks "
+    "between sinks and recent tokens the ones of the largest sums stay until they hold "
+    "attention_mass of all sums, at most the budget's; the rest of the budget goes to the blocks "
+    "of the largest diversity: - sum over its tokens i of the mean over the tokens j not chosen "
+    "so far and over KV heads of c(i, j), the cosine of the keys, 0 for i = j, set to 0 where it "
+    "is below the mean of its row over all tokens between. keys [num_kv_heads, positions, "
+    "head_dim]. X.event.I.step, .positions, .kept."
 )
 
 
@@ -2049,15 +2054,15 @@ def adaptive_rkv_1_gqa2(draw):
     })
 
 
-# Scores over steps .................................................................................
+# Scores over steps
 
 AGGREGATED_NOTE = (
-    "TOVA's score s, the newest row, mean over all query heads (scope head: over the group), made into "
-    "m by a rule over the steps since the token came; the prompt is one step, sampled by its last row. "
-    "m_1 = s_1, then single s_t, frozen s_1, ema decay m + (1 - decay) s, cumulative the sum, "
-    "lifetime_mean the mean, decayed_sum decay m + s, max. Cut to budget after the prompt and every "
-    "step. Rows as in the h2o cases. X.prefill_kept, X.evicted [steps, lanes], X.kept, X.scores: m of "
-    "what is kept."
+    "TOVA's score s, the newest row, mean over all query heads (scope head: over the group), made "
+    "into m by a rule over the steps since the token came; the prompt is one step, sampled by its "
+    "last row. m_1 = s_1, then single s_t, frozen s_1, ema decay m + (1 - decay) s, cumulative "
+    "the sum, lifetime_mean the mean, decayed_sum decay m + s, max. Cut to budget after the "
+    "prompt and every step. Rows as in the h2o cases. X.prefill_kept, X.evicted [steps, lanes], "
+    "X.kept, X.scores: m of what is kept."
 )
 
 
@@ -2129,12 +2134,13 @@ def aggregated_tova_1_gqa2(draw):
     })
 
 
-# Seen-fraction budgets .............................................................................
+# Seen-fraction budgets
 
 DECODING_NOTE = (
-    "Every compression_interval decoded tokens the cache is cut to floor(T (1 - r)) tokens, at least "
-    "1, of T seen so far, evicted ones included; the product is exact (rule R6), where binary "
-    "arithmetic gives one less of T = 10, 20, .. at r = .9. Scores -|k|. step.E counts tokens seen."
+    "Every compression_interval decoded tokens the cache is cut to floor(T (1 - r)) tokens, at "
+    "least 1, of T seen so far, evicted ones included; the product is exact (rule R6), where "
+    "binary arithmetic gives one less of T = 10, 20, .. at r = .9. Scores -|k|. step.E counts "
+    "tokens seen."
 )
 
 
