@@ -169,6 +169,7 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/recent_queries.hpp
     include/kvevict/scoring/recent_row_signal.hpp
     include/kvevict/scoring/recent_rows.hpp
+    include/kvevict/scoring/remembered_scores.hpp
     include/kvevict/scoring/replay_scores.hpp
     include/kvevict/scoring/row_blocks.hpp
     include/kvevict/scoring/row_counts.hpp

@@ -209,7 +209,9 @@ TEST(MeanCentredNorm, TokensOnWhichHeadsDifferStay) {
   EXPECT_EQ(text_of(policy.select(cache.view()), 0, 0), "101");
   EXPECT_EQ(text_of(policy.select(cache.view()), 0, 1), "101");
   cache.key(0, 1, 2)[0] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_EQ(text_of(policy.select(cache.view())), "110");
+  MeanCentredNorm anew({.budget = 2}, kTwo);
+  anew.append(3);
+  EXPECT_EQ(text_of(anew.select(cache.view())), "110");
 }
 
 // More than one block of slots, against the definition: the keys of head h are h times the slot's

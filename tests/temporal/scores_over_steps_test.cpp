@@ -4,6 +4,8 @@
 #include "kvevict/policies/aggregated.hpp"
 #include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/inertiakv.hpp"
+#include "kvevict/policies/key_geometry.hpp"
+#include "kvevict/scoring/projected_norms.hpp"
 #include "support/errors.hpp"
 #include "support/masks.hpp"
 #include "support/window_cache.hpp"
@@ -16,6 +18,7 @@
 #include <limits>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -33,7 +36,28 @@ constexpr CacheShape kShape{.num_layers = 1, .num_q_heads = 1, .num_kv_heads = 1
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 using Floats = std::vector<float>;
-using AggregatedKnorm = Policy<Composed<AggregatedOver<KnormRecipe>>>;
+
+/// -|k| of what the cache holds now. KeyNorm remembers it, since keys do not change; here they do.
+struct NormNow {
+  static constexpr Inputs kRequiredInputs = Inputs::kKeys;
+  static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
+
+  [[nodiscard]] static std::tuple<> state() noexcept { return {}; }
+  static void score(const ScoreInput& input, LaneScores& scores) {
+    scores.start(0, scores.seq_len(), 1);
+    std::vector<float> gathered;
+    row_norms(scores.cache().keys, input.sequence.shape().head_dim, 0, scores.seq_len(),
+              input.kernel, gathered, scores.array(0));
+    input.kernel.scale(-1.0F, scores.count(), scores.array(0).data());
+  }
+};
+struct NormNowRecipe : KnormRecipe {
+  template <class O>
+  static auto pipeline(const O& /*options*/, const CacheShape& /*shape*/) {
+    return Pipeline(NormNow());
+  }
+};
+using AggregatedKnorm = Policy<Composed<AggregatedOver<NormNowRecipe>>>;
 
 AggregatedKnorm policy_of(TemporalRule rule, double decay = .5) {
   AggregatedKnorm::Options options;
@@ -174,9 +198,9 @@ TEST(ScoresOverSteps, WindowsFollowTheCache) {
 struct LeastSoFar {
   float next(float before, float sample, float /*count*/) const { return std::min(before, sample); }
 };
-struct LeastKnormRecipe : KnormRecipe {
+struct LeastKnormRecipe : NormNowRecipe {
   static auto pipeline(const Options& options, const CacheShape& shape) {
-    return Pipeline(ScoresOverSteps(shape, scope(options), KnormRecipe::pipeline(options, shape),
+    return Pipeline(ScoresOverSteps(shape, scope(options), NormNowRecipe::pipeline(options, shape),
                                     LeastSoFar{}));
   }
 };

@@ -121,7 +121,7 @@ struct AdaKVOver : Base {
 //   | last rows of the prompt | - | head | at prompt ends | 4 B per KV head | none | 2407.11550
 using AdaKV = Policy<Composed<AdaKVRecipe>>;
 // policy: AdaKVKnorm | `-norm(k_i)`; heads of a layer compete, each keeps a floor | K | - | head
-//   | at any time | none | a pass over K | 2407.11550, 2406.11430
+//   | at any time | 4 B per KV head | the new keys, a pass over the scores | 2407.11550, 2406.11430
 using AdaKVKnorm = Policy<Composed<AdaKVOver<KnormRecipe>>>;
 // policy: AdaKVKeyDiff
 //   | `-cos(k_i, mean_j unit(k_j))`; heads of a layer compete, each keeps a floor | K | - | head

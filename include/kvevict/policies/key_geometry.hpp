@@ -24,8 +24,8 @@ struct KnormRecipe : CutsByCacheScore {
   static constexpr std::string_view kName = "Knorm";
 
   template <class O>
-  static auto pipeline(const O& /*options*/, const CacheShape& /*shape*/) {
-    return Pipeline(KeyNorm());
+  static auto pipeline(const O& /*options*/, const CacheShape& shape) {
+    return Pipeline(KeyNorm(shape));
   }
 };
 
@@ -81,19 +81,20 @@ struct KeyDiffRecipe : CutsByCacheScore {
 struct MeanCentredNormRecipe : CutsByCacheScore {
   static constexpr std::string_view kName = "MeanCentredNorm";
 
-  static auto pipeline(const Options& /*options*/, const CacheShape& /*shape*/) {
-    return KeyDeviationFromHeads() | HeadReduction{GroupReduce::kMean};
+  static auto pipeline(const Options& /*options*/, const CacheShape& shape) {
+    return KeyDeviationFromHeads(shape) | HeadReduction{GroupReduce::kMean};
   }
   static MaskScope scope(const Options& /*options*/) noexcept { return MaskScope::kLayer; }
 };
 
-// policy: Knorm | `-norm(k_i)` | K | - | head | at any time | none | a pass over K | 2406.11430
+// policy: Knorm | `-norm(k_i)` | K | - | head | at any time | 4 B per KV head
+//   | the new keys, a pass over the scores | 2406.11430
 using Knorm = Policy<Composed<KnormOfLayersRecipe>>;
 // policy: KeyDiff | `-cos(k_i, mean_j unit(k_j))` | K | - | head | at any time | none
 //   | a pass over K | 2504.15364
 using KeyDiff = Policy<Composed<KeyDiffRecipe>>;
 // policy: MeanCentredNorm | `mean_H norm(k_i - mean_H k_i)` | K of all heads | - | layer
-//   | at any time | none | a pass over K | after 2506.04642
+//   | at any time | 4 B per KV head | the new keys, a pass over the scores | after 2506.04642
 using MeanCentredNorm = Policy<Composed<MeanCentredNormRecipe>>;
 
 KVEVICT_NAMESPACE_END

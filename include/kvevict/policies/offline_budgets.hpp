@@ -186,10 +186,10 @@ using EvolKV = Policy<Composed<EvolKVRecipe>>;
 //   | 2410.19258
 using HeadKV = Policy<Composed<HeadKVRecipe>>;
 // policy: PerLayerKnorm | `-norm(k_i)`; layer budgets from a table | K | ratios of layers | head
-//   | at any time | none | a pass over K | kvpress
+//   | at any time | 4 B per KV head | the new keys, a pass over the scores | kvpress
 using PerLayerKnorm = Policy<Composed<PerLayerRecipe<KnormRecipe>>>;
 // policy: LUKVKnorm | `-norm(k_i)`; head budgets from a table | K | ratios of heads | head
-//   | at any time | none | a pass over K | 2602.08585
+//   | at any time | 4 B per KV head | the new keys, a pass over the scores | 2602.08585
 using LUKVKnorm = Policy<Composed<LUKVRecipe<KnormRecipe>>>;
 
 KVEVICT_NAMESPACE_END

@@ -42,7 +42,7 @@ struct QFiltersRecipe : CutsByCacheScore {
 };
 
 // policy: QFilters | `-<f, k_i>`, f the filter of the KV head | K | filters | head | at any time
-//   | none | a pass over K | 2503.02812
+//   | 4 B per KV head | the new keys, a pass over the scores | 2503.02812
 using QFilters = Policy<Composed<QFiltersRecipe>>;
 
 KVEVICT_NAMESPACE_END

@@ -76,8 +76,8 @@ using TwinKVSnapKV = Policy<Composed<TwinKVOver<SnapKVRecipe>>>;
 // policy: TwinKVKnorm
 //   | `-norm(k_i)`; then tokens without a twin (cos >= 0.85) among those kept take the place of
 //     those with one
-//   | K | - | head | at any time | none; scratch 4 head_dim B per token kept
-//   | a pass over K; a cut compares all keys with those that stay | 2608.27128, 2406.11430
+//   | K | - | head | at any time | 4 B per KV head; scratch 4 head_dim B per token kept
+//   | the new keys; a cut compares all keys with those that stay | 2608.27128, 2406.11430
 using TwinKVKnorm = Policy<Composed<TwinKVOver<KnormRecipe>>>;
 
 KVEVICT_NAMESPACE_END
