@@ -43,6 +43,7 @@ set(KVEVICT_HEADERS
     include/kvevict/core/shape.hpp
     include/kvevict/core/slot_array.hpp
     include/kvevict/core/slot_bits.hpp
+    include/kvevict/core/slot_vector.hpp
     include/kvevict/core/step_inputs.hpp
     include/kvevict/core/token_label.hpp
     include/kvevict/core/types.hpp

@@ -162,20 +162,27 @@ class KeepMask {
   std::vector<std::uint64_t> words_;
 };
 
+namespace detail {
+
+/// Moves the kept elements of `per_slot` to the front, in order; returns how many these are.
+template <class T>
+std::size_t move_kept(const KeepMask& mask, std::size_t lane, std::span<T> per_slot) {
+  std::size_t target = 0;
+  mask.for_each_lane_run(lane, true, [&](std::size_t first, std::size_t last) {
+    if (target != first)
+      std::copy(&per_slot[first], per_slot.data() + last, &per_slot[target]);
+    target += last - first;
+  });
+  return target;
+}
+
+}  // namespace detail
+
 /// Moves the kept elements of `per_slot` to the front, in order, and cuts it to their number: how
 /// anything that is kept once per slot follows a mask.
 template <class T>
 void compact_slots(const KeepMask& mask, std::size_t lane, std::vector<T>& per_slot) {
-  std::size_t target = 0;
-  mask.for_each_lane_run(lane, true, [&](std::size_t first, std::size_t last) {
-    if (target != first) {
-      std::copy(per_slot.begin() + static_cast<std::ptrdiff_t>(first),
-                per_slot.begin() + static_cast<std::ptrdiff_t>(last),
-                per_slot.begin() + static_cast<std::ptrdiff_t>(target));
-    }
-    target += last - first;
-  });
-  per_slot.resize(target);
+  per_slot.resize(detail::move_kept(mask, lane, std::span(per_slot)));
 }
 
 KVEVICT_NAMESPACE_END

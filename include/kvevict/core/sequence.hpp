@@ -5,11 +5,13 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/core/slot_vector.hpp"
 #include "kvevict/core/types.hpp"
 
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
@@ -56,7 +58,7 @@ class Sequence {
     for (Lane& lane : lanes_) {
       if (lane.evicted) {
         for (std::size_t i = 0; i < count; ++i)
-          lane.positions.push_back(to_position(length_ + i));
+          lane.positions.append(1, to_position(length_ + i));
       }
       lane.len += count;
     }
@@ -91,12 +93,11 @@ class Sequence {
     for (std::size_t l = 0; l < lanes_.size(); ++l) {
       Lane& lane = lanes_[l];
       if (!lane.evicted) {
-        lane.positions.resize(lane.len);
-        for (std::size_t i = 0; i < lane.len; ++i)
-          lane.positions[i] = to_position(i);
+        lane.positions.append(lane.len, 0);
+        std::iota(lane.positions.values().begin(), lane.positions.values().end(), to_position(0));
         lane.evicted = true;
       }
-      compact_slots(mask, mask_lane(mask, l), lane.positions);
+      lane.positions.apply(mask, mask_lane(mask, l));
       lane.len = lane.positions.size();
     }
     step_len_ = 0;  // what the step appended may be gone: nothing is left to observe
@@ -115,7 +116,7 @@ class Sequence {
     for (std::size_t l = 0; l < lanes_.size(); ++l) {
       lanes_[l].len = slots_before(l, new_length);
       if (lanes_[l].evicted)
-        lanes_[l].positions.resize(lanes_[l].len);
+        lanes_[l].positions.truncate(lanes_[l].len);
       lanes_[l].evicted_padding = std::min(lanes_[l].evicted_padding, new_length - lanes_[l].len);
     }
     const bool prompt_goes_on = prompt_open_ && length_ <= prompt_end() &&
@@ -215,16 +216,16 @@ class Sequence {
     return first_prompt_padding_ - std::min(first_prompt_padding_, lanes_[lane].evicted_padding);
   }
   [[nodiscard]] Position position(std::size_t lane, std::size_t slot) const noexcept {
-    return lanes_[lane].evicted ? lanes_[lane].positions[slot] : to_position(slot);
+    return lanes_[lane].evicted ? lanes_[lane].positions.values()[slot] : to_position(slot);
   }
   /// Slots of `lane` whose position is below `position`; they are its first ones (rule R1).
   [[nodiscard]] std::size_t slots_before(std::size_t lane, std::size_t position) const noexcept {
     const Lane& here = lanes_[lane];
     if (!here.evicted)
       return std::min(here.len, position);
-    const auto end =
-        std::lower_bound(here.positions.begin(), here.positions.end(), to_position(position));
-    return static_cast<std::size_t>(end - here.positions.begin());
+    const std::span<const Position> positions = here.positions.values();
+    const auto end = std::lower_bound(positions.begin(), positions.end(), to_position(position));
+    return static_cast<std::size_t>(end - positions.begin());
   }
 
  private:
@@ -235,7 +236,7 @@ class Sequence {
   static constexpr std::size_t kMaxLength =
       static_cast<std::size_t>(std::numeric_limits<Position>::max());
   struct Lane {
-    std::vector<Position> positions;  // of each slot; only once something was evicted
+    SlotVector<Position> positions;  // of each slot; only once something was evicted
     std::size_t len = 0;
     std::size_t evicted_padding = 0;
     bool evicted = false;

@@ -5,6 +5,7 @@
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/core/slot_vector.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -24,10 +25,10 @@ class SlotArray {
         arrays_(shape.num_lanes(scope) * arrays_per_lane) {}
 
   [[nodiscard]] std::span<float> at(std::size_t lane, std::size_t index = 0) noexcept {
-    return arrays_[lane * arrays_per_lane_ + index];
+    return arrays_[lane * arrays_per_lane_ + index].values();
   }
   [[nodiscard]] std::span<const float> at(std::size_t lane, std::size_t index = 0) const noexcept {
-    return arrays_[lane * arrays_per_lane_ + index];
+    return arrays_[lane * arrays_per_lane_ + index].values();
   }
   /// The array of (layer, kv_head).
   [[nodiscard]] std::span<float> of(std::size_t layer, std::size_t kv_head,
@@ -44,25 +45,24 @@ class SlotArray {
   /// `count` new slots at the end of every array, holding `value`.
   void append(std::size_t count, float value = 0.0F) {
     for (auto& array : arrays_)
-      array.insert(array.end(), count, value);
+      array.append(count, value);
   }
   void fill(float value) noexcept {
     for (auto& array : arrays_)
-      std::fill(array.begin(), array.end(), value);
+      std::fill(array.values().begin(), array.values().end(), value);
   }
   void apply(const KeepMask& mask) {
     for (std::size_t a = 0; a < arrays_.size(); ++a) {
       const std::size_t lane = a / arrays_per_lane_;
-      compact_slots(mask,
-                    mask.lane_of(shape_.first_layer(scope_, lane), shape_.first_head(scope_, lane)),
-                    arrays_[a]);
+      arrays_[a].apply(
+          mask, mask.lane_of(shape_.first_layer(scope_, lane), shape_.first_head(scope_, lane)));
     }
   }
   /// Cuts every array to the slots that `sequence`, already truncated, still has.
   void truncate(const Sequence& sequence) {
     for (std::size_t a = 0; a < arrays_.size(); ++a) {
       const std::size_t lane = a / arrays_per_lane_;
-      arrays_[a].resize(
+      arrays_[a].truncate(
           sequence.seq_len(shape_.first_layer(scope_, lane), shape_.first_head(scope_, lane)));
     }
   }
@@ -75,7 +75,7 @@ class SlotArray {
   CacheShape shape_;
   MaskScope scope_;
   std::size_t arrays_per_lane_;
-  std::vector<std::vector<float>> arrays_;
+  std::vector<SlotVector<float>> arrays_;
 };
 
 KVEVICT_NAMESPACE_END

@@ -29,10 +29,17 @@ inline void clear_bit(std::span<std::uint64_t> bits, std::size_t slot) noexcept 
   bits[slot / 64] &= ~(std::uint64_t{1} << (slot % 64));
 }
 
+/// Set bits of a word. Most words of masks are full or empty, and without an instruction for it,
+/// which compilers may not assume, counting takes a call.
+[[nodiscard]] inline std::size_t num_set(std::uint64_t word) noexcept {
+  if (word == 0)
+    return 0;
+  return word == ~std::uint64_t{0} ? 64 : static_cast<std::size_t>(std::popcount(word));
+}
 [[nodiscard]] inline std::size_t count_bits(std::span<const std::uint64_t> bits) noexcept {
   std::size_t count = 0;
   for (const std::uint64_t word : bits)
-    count += static_cast<std::size_t>(std::popcount(word));
+    count += num_set(word);
   return count;
 }
 
@@ -48,7 +55,7 @@ inline void clear_bit(std::span<std::uint64_t> bits, std::size_t slot) noexcept 
                                             std::size_t last) noexcept {
   std::size_t count = 0;
   for (std::size_t w = first / 64; w * 64 < last; ++w)
-    count += static_cast<std::size_t>(std::popcount(word_of_range(bits, w, first, last)));
+    count += num_set(word_of_range(bits, w, first, last));
   return count;
 }
 
@@ -120,7 +127,7 @@ class SlotTaker {
     for (std::size_t i = 0; i < num_words && count > 0 && room > 0; ++i) {
       const std::size_t w = word_at(i, num_words);
       std::uint64_t valid = (keep_[w] | candidates_[w]) & range(w, 0, end);
-      const auto num_valid = static_cast<std::size_t>(std::popcount(valid));
+      const std::size_t num_valid = num_set(valid);
       if (num_valid <= std::min(count, room)) {
         count -= num_valid;
         room -= take_word(w, valid);
@@ -139,7 +146,7 @@ class SlotTaker {
     bits &= candidates_[w];
     candidates_[w] &= ~bits;
     keep_[w] |= bits;
-    return static_cast<std::size_t>(std::popcount(bits));
+    return num_set(bits);
   }
 
   std::span<std::uint64_t> keep_;

@@ -104,7 +104,7 @@ struct GroupReduction {
 
   void apply(const ScoreInput& /*input*/, LaneScores& scores) const {
     const std::size_t group = scores.arrays_per_head();
-    for (std::size_t i = 0; i < scores.num_arrays(); ++i)
+    for (std::size_t i = 0; i < scores.num_arrays() && group > 1; ++i)
       reduce_group(reduce, i % group, group, scores.array(i), scores.array(i - i % group));
     scores.keep_one_per_head();
   }
@@ -120,7 +120,7 @@ struct HeadReduction {
     while (first + 1 < scores.num_arrays() && scores.layer(scores.head_of(first)) < first_layer)
       ++first;
     const std::size_t count = scores.num_arrays() - first;
-    for (std::size_t i = 0; i < count; ++i)
+    for (std::size_t i = 0; i < count && scores.num_arrays() > 1; ++i)
       reduce_group(reduce, i, count, scores.array(first + i), scores.array(0));
     scores.keep_one();
   }

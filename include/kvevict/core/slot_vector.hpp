@@ -1,0 +1,71 @@
+#ifndef KVEVICT_CORE_SLOT_VECTOR_HPP_
+#define KVEVICT_CORE_SLOT_VECTOR_HPP_
+
+#include "kvevict/config.hpp"
+#include "kvevict/core/keep_mask.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+KVEVICT_NAMESPACE_BEGIN
+
+/// What is kept once per slot of one lane, side by side. Where one run of slots goes, as in most
+/// decode steps, whatever is shorter closes the gap: what lies behind it, or what lies before it,
+/// since the values need not start where their memory does. Room for that is an eighth of them.
+template <class T>
+class SlotVector {
+ public:
+  [[nodiscard]] std::size_t size() const noexcept { return memory_.size() - first_; }
+  [[nodiscard]] std::span<T> values() noexcept { return std::span(memory_).subspan(first_); }
+  [[nodiscard]] std::span<const T> values() const noexcept {
+    return std::span(memory_).subspan(first_);
+  }
+
+  void append(std::size_t count, const T& value) { memory_.insert(memory_.end(), count, value); }
+  /// Keeps the first `size`.
+  void truncate(std::size_t size) { memory_.resize(first_ + size); }
+  void clear() noexcept {
+    memory_.clear();
+    first_ = 0;
+  }
+  /// Keeps what the mask keeps of its `lane`, which is as long.
+  void apply(const KeepMask& mask, std::size_t lane) {
+    std::size_t num_runs = 0;
+    std::size_t first = 0;
+    std::size_t last = 0;
+    mask.for_each_lane_run(lane, false, [&](std::size_t run_first, std::size_t run_last) {
+      ++num_runs;
+      first = run_first;
+      last = run_last;
+    });
+    if (num_runs > 1 || first >= size() - last)
+      return truncate(detail::move_kept(mask, lane, values()));
+    std::move_backward(begin(), begin() + static_cast<std::ptrdiff_t>(first),
+                       begin() + static_cast<std::ptrdiff_t>(last));
+    first_ += last - first;
+    keep_room();
+  }
+
+ private:
+  [[nodiscard]] auto begin() noexcept {
+    return memory_.begin() + static_cast<std::ptrdiff_t>(first_);
+  }
+  // Memory is asked for with the first gap of this size, not some steps later.
+  void keep_room() {
+    const std::size_t room = size() / 8 + 64;
+    if (first_ > room) {
+      memory_.erase(memory_.begin(), begin());
+      first_ = 0;
+    }
+    memory_.reserve(size() + room + room);
+  }
+
+  std::vector<T> memory_;
+  std::size_t first_ = 0;  // of the values
+};
+
+KVEVICT_NAMESPACE_END
+
+#endif  // KVEVICT_CORE_SLOT_VECTOR_HPP_
