@@ -131,6 +131,51 @@ TEST(InvertDefinite, TimesTheMatrixIsTheIdentity) {
   }
 }
 
+// The inverse of (4, 2; 2, 5) is (5, -2; -2, 4) / 16, whose Cholesky factor is unique: sqrt(5) / 4,
+// -1 / (2 sqrt(5)), 1 / sqrt(5).
+TEST(InverseCholesky, IsTheFactorOfTheInverse) {
+  std::vector<double> matrix = {4, 2, 2, 5};
+  std::vector<float> factor(4, 9.0F);
+  kernels::inverse_cholesky(matrix.data(), 2, factor.data());
+  EXPECT_FLOAT_EQ(factor[0], std::sqrt(5.0F) / 4);
+  EXPECT_EQ(factor[1], 0.0F);
+  EXPECT_FLOAT_EQ(factor[2], -.5F / std::sqrt(5.0F));
+  EXPECT_FLOAT_EQ(factor[3], 1 / std::sqrt(5.0F));
+}
+
+// A = W W^T + ridge I: w_0 A^-1 w_0 is what the inverse says where the ridge is large, and as good
+// as 1, where W has full rank, under a ridge of 1e-11 of A.
+TEST(InverseCholesky, GivesTheQuadraticFormOfTheInverse) {
+  for (const std::size_t dim : {1U, 2U, 5U, 48U}) {
+    for (const double ridge : {1.0, 1e-10}) {
+      const auto rows = random_matrix(3, dim, 8);
+      std::vector<double> matrix(dim * dim);
+      for (std::size_t r = 0; r < 3; ++r)
+        kernels::add_outer_product(1, rows.data() + r * dim, dim, matrix.data());
+      kernels::mirror_lower(matrix.data(), dim);
+      for (std::size_t i = 0; i < dim; ++i)
+        matrix[i * dim + i] += ridge;
+      std::vector<double> inverse = matrix;
+      kernels::invert_definite(inverse.data(), dim);
+      double form = 0;
+      for (std::size_t i = 0; i < dim; ++i) {
+        for (std::size_t j = 0; j < dim; ++j)
+          form +=
+              static_cast<double>(rows[i]) * inverse[i * dim + j] * static_cast<double>(rows[j]);
+      }
+      std::vector<float> factor(dim * dim);
+      kernels::inverse_cholesky(matrix.data(), dim, factor.data());
+      const std::vector<float> row(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(dim));
+      const double norm = projected_norm(factor, row);
+      if (ridge == 1.0) {
+        EXPECT_NEAR(norm * norm, form, 2e-6 * form) << dim;
+      } else if (dim >= 3) {
+        EXPECT_NEAR(norm, 1.0, .01) << dim;  // three rows that are independent
+      }
+    }
+  }
+}
+
 TEST(InvertDefinite, APivotThatIsNotPositiveIsLeftOut) {
   std::vector<double> matrix = {4, 0, 0, 0};
   kernels::invert_definite(matrix.data(), 2);

@@ -81,6 +81,50 @@ TEST(Leverage, RotaryEmbeddingIsUndone) {
   expect_same();
 }
 
+// Keys a power of two times as large have the same leverage where the ridge has no weight, up to
+// the largest that a float holds: keys, their products and the inverse fit none.
+TEST(Leverage, KeysMayBeOfAnySize) {
+  constexpr CacheShape kWide{.num_layers = 1, .num_q_heads = 1, .num_kv_heads = 1, .head_dim = 20};
+  Random random(6);
+  WindowCache cache(kWide, 300);
+  cache.fill(random);
+  cache.append(300);
+  Leverage policy({.budget = 1, .sketch_dim = 7}, kWide);
+  policy.append(300);
+  std::vector<float> expected;
+  for (const int exponent : {10, 30, 60, 100, 123, 126}) {
+    WindowCache large = cache;
+    for (std::size_t i = 0; i < 300 * 20; ++i)
+      large.key(0, 0, 0)[i] = std::ldexp(large.key(0, 0, 0)[i], exponent);
+    const std::vector<float> scores = scores_of(policy, large);
+    if (expected.empty())
+      expected = scores;
+    double sum = 0;
+    for (std::size_t i = 0; i < 300; ++i) {
+      ASSERT_NEAR(scores[i], expected[i], 1e-5F * expected[i]) << exponent << ' ' << i;
+      sum += static_cast<double>(scores[i]);
+    }
+    EXPECT_NEAR(sum, 7, 1e-3) << exponent;  // leverages add up to the rank
+  }
+}
+
+// Fewer keys than the sketch has columns: what is left of X^T X is rounding. Two keys have a
+// leverage of 1/2 each, whatever their size; the factor, in float, leaves two digits of it.
+TEST(Leverage, LargeKeysThatAreFew) {
+  for (const float size : {1e3F, 1e10F, 1e20F, 1e37F, 3e38F}) {
+    WindowCache cache(kModel, 2);
+    for (std::size_t c = 0; c < 4; ++c) {
+      cache.key(0, 0, 0)[c] = size;
+      cache.key(0, 0, 1)[c] = c % 2 == 0 ? -size : size;
+    }
+    cache.append(2);
+    Leverage policy({.budget = 1}, kModel);
+    policy.append(2);
+    for (const float score : scores_of(policy, cache))
+      EXPECT_NEAR(score, .5F, 1e-2F) << size;
+  }
+}
+
 TEST(Leverage, PaddingAndNaNAreInNoSum) {
   WindowCache cache(kOneHead, 6);
   write(cache, {{9, 9}, {2, 0}, {-1, 0}, {kNaN, 0}, {-1, 0}, {0, 0}});

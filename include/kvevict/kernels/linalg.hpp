@@ -101,6 +101,42 @@ inline void invert_definite(double* matrix, std::size_t dim) noexcept {
   }
 }
 
+/// The lower-triangular `factor` C [dim, dim] (row-major, zeros above the diagonal) with C C^T the
+/// inverse of the symmetric positive definite `matrix` [dim, dim], which is overwritten: |C^T x|^2
+/// is x^T matrix^-1 x with the digits that solving a system would leave, and the inverse itself,
+/// which has fewer, is not made. A pivot that is not positive is left out. Allocates nothing.
+inline void inverse_cholesky(double* matrix, std::size_t dim, float* factor) noexcept {
+  // matrix = U U^T, U upper triangular, from the last column on; then C^T = U^-1.
+  for (std::size_t j = dim; j-- > 0;) {
+    const double pivot = matrix[j * dim + j];
+    const double root = pivot > 0.0 ? std::sqrt(pivot) : 0.0;
+    const double inverse = root > 0.0 ? 1.0 / root : 0.0;
+    for (std::size_t i = 0; i < j; ++i)
+      matrix[i * dim + j] *= inverse;
+    for (std::size_t i = 0; i < j; ++i) {
+      for (std::size_t c = i; c < j; ++c)
+        matrix[i * dim + c] -= matrix[i * dim + j] * matrix[c * dim + j];
+    }
+    matrix[j * dim + j] = inverse;
+  }
+  // Row j of C takes the place of what lies below the diagonal.
+  for (std::size_t j = 0; j < dim; ++j) {
+    double* const row = matrix + j * dim;
+    for (std::size_t i = j; i-- > 0;) {
+      const double* const u = matrix + i * dim;
+      double sum = u[j] * row[j];
+      for (std::size_t k = i + 1; k < j; ++k)
+        sum += u[k] * row[k];
+      row[i] = -sum * u[i];
+    }
+  }
+  for (std::size_t row = 0; row < dim; ++row) {
+    for (std::size_t col = 0; col < dim; ++col) {
+      factor[row * dim + col] = col <= row ? static_cast<float>(matrix[row * dim + col]) : 0.0F;
+    }
+  }
+}
+
 /// sum [dim, dim] += weight * row row^T: the lower triangle alone.
 inline void add_outer_product(double weight, const float* row, std::size_t dim,
                               double* sum) noexcept {

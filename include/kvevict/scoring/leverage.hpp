@@ -71,7 +71,9 @@ struct KeyLeverageOptions {
 ///   leverage = x (X^T X + ridge I)^-1 x^T = |C^T x|^2,  C C^T = (X^T X + ridge I)^-1.
 ///
 /// X is made once and kept until the factor C is known. Its sums are in double; a key that is not
-/// finite is in none of them.
+/// finite is in none of them. Keys of any size have their leverage: X is scaled by powers of two,
+/// which changes no digit, and the ridge is at least 2^-40 of the trace of X^T X, below which C
+/// would make digits of the rounding of X.
 class KeyLeverage {
  public:
   /// Throws InvalidArgument, naming `where` and the option.
@@ -117,7 +119,7 @@ class KeyLeverage {
     visit_keys(input, lane, mask_lane, first, out, [&](std::span<float> keys) {
       if (count == 0)
         find_mean(keys, origin);
-      centre(origin, keys);
+      centre(origin, kKeyScale, keys);
       float* const x = sketched.data() + count * m;
       const std::size_t num_keys = keys.size() / dim;
       input.kernel.row_dots(
@@ -128,8 +130,8 @@ class KeyLeverage {
       count += num_keys;
     });
     const std::span<float> factor = input.scratch.floats(kProducts, m * m);
-    find_factor({moments.products, m * m}, factor);
-    centre({moments.mean, m}, sketched.first(count * m));
+    const double scale = find_factor({moments.products, m * m}, factor);
+    centre({moments.mean, m}, scale, sketched.first(count * m));
     // Lengths in the place of the rows that they are of.
     for (std::size_t row = 0; row < count; row += kBlock) {
       const std::size_t num_rows = std::min(kBlock, count - row);
@@ -159,7 +161,8 @@ class KeyLeverage {
 
  private:
   static constexpr std::size_t kBlock = RowMoments::kBlockRows;
-  static constexpr float kIsKey = 1.0F;  // in the place of a score that is yet to come
+  static constexpr float kIsKey = 1.0F;         // in the place of a score that is yet to come
+  static constexpr double kKeyScale = 0x1p-20;  // with it no sketched key overflows
 
   // Buffers of doubles.
   static constexpr std::size_t kMean = 0;
@@ -219,20 +222,30 @@ class KeyLeverage {
         mean[c] += static_cast<double>(rows[i + c]) / num_rows;
     }
   }
-  static void centre(std::span<const double> mean, std::span<float> rows) noexcept {
+  static void centre(std::span<const double> mean, double scale, std::span<float> rows) noexcept {
     for (std::size_t i = 0; i < rows.size(); i += mean.size()) {
       for (std::size_t c = 0; c < mean.size(); ++c)
-        rows[i + c] = static_cast<float>(static_cast<double>(rows[i + c]) - mean[c]);
+        rows[i + c] = static_cast<float>((static_cast<double>(rows[i + c]) - mean[c]) * scale);
     }
   }
-  // C of C C^T = (gram + ridge I)^-1; the lower triangle of `gram` is given, and overwritten.
-  void find_factor(std::span<double> gram, std::span<float> factor) const noexcept {
+  // C of C C^T = (gram + ridge I)^-1 for rows that are scaled by what this returns; the lower
+  // triangle of `gram`, of rows scaled by kKeyScale, is given, and overwritten.
+  [[nodiscard]] double find_factor(std::span<double> gram, std::span<float> factor) const noexcept {
     const std::size_t m = options_.sketch_dim;
     kernels::mirror_lower(gram.data(), m);
+    double trace = 0.0;
     for (std::size_t i = 0; i < m; ++i)
-      gram[i * m + i] += options_.ridge;
-    kernels::invert_definite(gram.data(), m);
-    kernels::semidefinite_cholesky(gram.data(), m, factor.data());
+      trace += gram[i * m + i];
+    // Large rows become about 1 long, since C would be too small for a float.
+    const double scale = trace > 1.0 ? std::ldexp(1.0, -std::ilogb(trace) / 2) : 1.0;
+    for (double& sum : gram)
+      sum *= scale * scale;
+    const double ridge = std::max(options_.ridge * (scale * kKeyScale) * (scale * kKeyScale),
+                                  trace * scale * scale * 0x1p-40);
+    for (std::size_t i = 0; i < m; ++i)
+      gram[i * m + i] += ridge;
+    kernels::inverse_cholesky(gram.data(), m, factor.data());
+    return scale;
   }
 
   KeyLeverageOptions options_;
