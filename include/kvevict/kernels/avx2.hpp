@@ -405,8 +405,18 @@ KVEVICT_AVX2 inline void projected_norms_as(const float* factor, const RowBlock&
   }
 }
 
-/// Eight channels of a row where their bands begin and eight where these end, and the bands'
-/// lengths.
+/// Where the bands of a row lie, and vectors to multiply it by, whose weights of band lengths stand
+/// in the order in which load_bands gives these.
+struct BandVectors {
+  const float* channels;
+  std::ptrdiff_t stride;
+  const float* weights;  // [vectors, num_bands]
+  std::size_t num_bands;
+  bool interleaved;
+};
+
+/// Eight channels of a row where their bands begin and eight where these end, or sixteen in a row,
+/// and the bands' lengths: in order, or 0, 1, 4, 5, 2, 3, 6, 7.
 struct Bands {
   __m256 first;
   __m256 second;
@@ -420,50 +430,67 @@ template <ElementType kType>
   bands.second = load<kType>(row, interleaved ? 2 * f + kLanes : num_bands + f);
   KVEVICT_ROUND(bands.first);
   KVEVICT_ROUND(bands.second);
-  __m256 squares =
-      _mm256_fmadd_ps(bands.first, bands.first, _mm256_mul_ps(bands.second, bands.second));
+  __m256 x = bands.first;
+  __m256 y = bands.second;
   if (interleaved) {
-    // Sums of neighbours, four of each half in turn.
-    const __m256 sums = _mm256_hadd_ps(_mm256_mul_ps(bands.first, bands.first),
-                                       _mm256_mul_ps(bands.second, bands.second));
-    squares =
-        _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(sums), _MM_SHUFFLE(3, 1, 2, 0)));
+    x = _mm256_shuffle_ps(bands.first, bands.second, _MM_SHUFFLE(2, 0, 2, 0));
+    y = _mm256_shuffle_ps(bands.first, bands.second, _MM_SHUFFLE(3, 1, 3, 1));
   }
-  bands.lengths = _mm256_sqrt_ps(squares);
+  bands.lengths = _mm256_sqrt_ps(_mm256_fmadd_ps(x, x, _mm256_mul_ps(y, y)));
   return bands;
 }
 
-/// The products of `kVectors` <= 4 vectors with two rows; a length is used for all of them.
+/// The products of `kVectors` <= 4 vectors with rows, two at a time; a length is used for all of
+/// them.
 template <ElementType kType, std::size_t kVectors>
-KVEVICT_AVX2 inline void band_tile(const float* vectors, std::ptrdiff_t vector_stride,
-                                   const std::byte* (&rows)[2], std::size_t num_bands,
-                                   bool interleaved, float (&out)[8]) noexcept {
-  __m256 sums[2][4];
-  for (std::size_t v = 0; v < 4; ++v)
-    sums[0][v] = sums[1][v] = _mm256_setzero_ps();
-  for (std::size_t f = 0; f + kLanes <= num_bands; f += kLanes) {
-    const std::size_t x = interleaved ? 2 * f : f;
-    const std::size_t y = interleaved ? 2 * f + kLanes : num_bands + f;
-    const Bands bands[2] = {load_bands<kType>(rows[0], num_bands, interleaved, f),
-                            load_bands<kType>(rows[1], num_bands, interleaved, f)};
+KVEVICT_AVX2 inline void band_rows(const BandVectors& vectors, const RowBlock& rows, float* out,
+                                   std::ptrdiff_t out_stride) noexcept {
+  const auto [channels, stride, weights, num_bands, interleaved] = vectors;
+  const std::size_t whole = num_bands / kLanes * kLanes;
+  for (std::size_t i = 0; i < rows.num_rows; i += 2) {
+    const bool has_second = i + 1 < rows.num_rows;
+    const std::byte* pair[2] = {scalar::row_of(rows, i), scalar::row_of(rows, i + has_second)};
+    prefetch_rows(rows, i + 16, i + 18);
+    __m256 sums[2][4];  // of vectors 0 and 1, 2 and 3, with both rows
+    for (std::size_t k = 0; k < 4; ++k)
+      sums[0][k] = sums[1][k] = _mm256_setzero_ps();
+    for (std::size_t f = 0; f < whole; f += kLanes) {
+      const std::size_t x = interleaved ? 2 * f : f;
+      const std::size_t y = interleaved ? 2 * f + kLanes : num_bands + f;
+      const Bands bands[2] = {load_bands<kType>(pair[0], num_bands, interleaved, f),
+                              load_bands<kType>(pair[1], num_bands, interleaved, f)};
+      for (std::size_t v = 0; v < kVectors; ++v) {
+        const float* const vector = channels + static_cast<std::ptrdiff_t>(v) * stride;
+        const __m256 u_x = _mm256_loadu_ps(vector + x);
+        const __m256 u_y = _mm256_loadu_ps(vector + y);
+        const __m256 w = _mm256_loadu_ps(weights + v * num_bands + f);
+        for (std::size_t r = 0; r < 2; ++r) {
+          __m256& sum = sums[v / 2][v % 2 * 2 + r];
+          sum = _mm256_fmadd_ps(u_x, bands[r].first, sum);
+          sum = _mm256_fmadd_ps(u_y, bands[r].second, sum);
+          sum = _mm256_fmadd_ps(w, bands[r].lengths, sum);
+        }
+      }
+    }
+    const __m256 products = reduce_each(sums[0], sums[1]);
+    const __m128 quarters[2] = {_mm256_castps256_ps128(products),
+                                _mm256_extractf128_ps(products, 1)};
     for (std::size_t v = 0; v < kVectors; ++v) {
-      const float* const vector = vectors + static_cast<std::ptrdiff_t>(v) * vector_stride;
-      const __m256 u_x = _mm256_loadu_ps(vector + x);
-      const __m256 u_y = _mm256_loadu_ps(vector + y);
-      const __m256 w = _mm256_loadu_ps(vector + 2 * num_bands + f);
-      for (std::size_t r = 0; r < 2; ++r) {
-        sums[r][v] = _mm256_fmadd_ps(u_x, bands[r].first, sums[r][v]);
-        sums[r][v] = _mm256_fmadd_ps(u_y, bands[r].second, sums[r][v]);
-        sums[r][v] = _mm256_fmadd_ps(w, bands[r].lengths, sums[r][v]);
+      const __m128 both =
+          v % 2 == 0 ? quarters[v / 2] : _mm_movehl_ps(quarters[v / 2], quarters[v / 2]);
+      float* const to = out + static_cast<std::ptrdiff_t>(v) * out_stride + i;
+      if (has_second) {
+        _mm_storel_pi(reinterpret_cast<__m64*>(to), both);
+      } else {
+        _mm_store_ss(to, both);
       }
     }
   }
-  _mm256_storeu_ps(out, reduce_each(sums[0], sums[1]));
-  const std::size_t whole = num_bands / kLanes * kLanes;
-  for (std::size_t v = 0; whole < num_bands && v < kVectors; ++v) {
-    for (std::size_t r = 0; r < 2; ++r) {
-      out[r * 4 + v] += scalar::band_dot(vectors + static_cast<std::ptrdiff_t>(v) * vector_stride,
-                                         rows[r], kType, num_bands, interleaved, whole);
+  for (std::size_t i = 0; whole < num_bands && i < rows.num_rows; ++i) {
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      out[static_cast<std::ptrdiff_t>(v) * out_stride + static_cast<std::ptrdiff_t>(i)] +=
+          scalar::band_dot(channels + static_cast<std::ptrdiff_t>(v) * stride,
+                           scalar::row_of(rows, i), kType, num_bands, interleaved, whole);
     }
   }
 }
@@ -473,38 +500,43 @@ KVEVICT_AVX2 inline void band_dots_as(const float* vectors, std::size_t num_vect
                                       std::ptrdiff_t vector_stride, const RowBlock& rows,
                                       bool interleaved, float* out,
                                       std::ptrdiff_t out_stride) noexcept {
+  constexpr std::size_t kVectors = 4;
+  constexpr std::size_t kMaxBands = scalar::kMaxWidenedDim / 2;
   const std::size_t num_bands = rows.dim / 2;
   // Where the second half of a row begins inside a load of a block.
-  if (block_len(kType) > 1 && !interleaved && num_bands % kLanes != 0) {
+  const bool splits_blocks = block_len(kType) > 1 && !interleaved && num_bands % kLanes != 0;
+  if (splits_blocks || num_bands > kMaxBands) {
     return scalar::band_dots(vectors, num_vectors, vector_stride, rows, interleaved, out,
                              out_stride);
   }
-  for (std::size_t i = 0; i < rows.num_rows; i += 2) {
-    const std::size_t num_rows = std::min<std::size_t>(2, rows.num_rows - i);
-    const std::byte* pair[2] = {scalar::row_of(rows, i), scalar::row_of(rows, i + num_rows - 1)};
-    prefetch_rows(rows, i + 16, i + 18);
-    for (std::size_t v = 0; v < num_vectors; v += 4) {
-      const float* const from = vectors + static_cast<std::ptrdiff_t>(v) * vector_stride;
-      const std::size_t count = std::min<std::size_t>(4, num_vectors - v);
-      float products[8];
-      switch (count) {
-        case 1:
-          band_tile<kType, 1>(from, vector_stride, pair, num_bands, interleaved, products);
-          break;
-        case 2:
-          band_tile<kType, 2>(from, vector_stride, pair, num_bands, interleaved, products);
-          break;
-        case 3:
-          band_tile<kType, 3>(from, vector_stride, pair, num_bands, interleaved, products);
-          break;
-        default:
-          band_tile<kType, 4>(from, vector_stride, pair, num_bands, interleaved, products);
+  alignas(32) float weights[kVectors * kMaxBands];
+  for (std::size_t v = 0; v < num_vectors; v += kVectors) {
+    const std::size_t count = std::min(kVectors, num_vectors - v);
+    const float* const channels = vectors + static_cast<std::ptrdiff_t>(v) * vector_stride;
+    for (std::size_t k = 0; k < count; ++k) {
+      const float* const from =
+          channels + static_cast<std::ptrdiff_t>(k) * vector_stride + rows.dim;
+      for (std::size_t f = 0; f + kLanes <= num_bands; f += kLanes) {
+        // The middle two pairs change places.
+        const __m256d w = _mm256_castps_pd(_mm256_loadu_ps(from + f));
+        _mm256_storeu_pd(reinterpret_cast<double*>(weights + k * num_bands + f),
+                         interleaved ? _mm256_permute4x64_pd(w, _MM_SHUFFLE(3, 1, 2, 0)) : w);
       }
-      for (std::size_t k = 0; k < count; ++k) {
-        float* const to = out + static_cast<std::ptrdiff_t>(v + k) * out_stride + i;
-        for (std::size_t r = 0; r < num_rows; ++r)
-          to[r] = products[r * 4 + k];
-      }
+    }
+    const BandVectors four = {channels, vector_stride, weights, num_bands, interleaved};
+    float* const to = out + static_cast<std::ptrdiff_t>(v) * out_stride;
+    switch (count) {
+      case 1:
+        band_rows<kType, 1>(four, rows, to, out_stride);
+        break;
+      case 2:
+        band_rows<kType, 2>(four, rows, to, out_stride);
+        break;
+      case 3:
+        band_rows<kType, 3>(four, rows, to, out_stride);
+        break;
+      default:
+        band_rows<kType, 4>(four, rows, to, out_stride);
     }
   }
 }

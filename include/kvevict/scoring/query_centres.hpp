@@ -106,15 +106,16 @@ class QueryCentres : public FutureQuerySignal<kGiven> {
     const std::size_t group = input.sequence.shape().group_size();
     for (std::size_t head = 0; head < scores.num_heads(); ++head) {
       const std::size_t layer = scores.layer(head);
-      for (std::size_t g = 0; g < group; ++g)
-        std::fill_n(scores.array(head * group + g).begin(), scores.count(), 0.0F);
-      if (layer < first_layer_)
+      if (layer < first_layer_) {
+        for (std::size_t g = 0; g < group; ++g)
+          std::fill_n(scores.array(head * group + g).begin(), scores.count(), 0.0F);
         continue;
+      }
       const bool one_query = use_distance_ && offset_reduce_ == OffsetReduce::kMean;
       if (use_distance_ && !one_query)
         largest_dots(input, scores, head);
       if (band_weight_ != BandWeight::kNone) {
-        add_rows(input, scores, head, one_query);
+        score_bands(input, scores, head, one_query);
       } else if (one_query) {
         static_cast<void>(Base::dots_with_mean(input, scores, head));
       }
@@ -128,9 +129,6 @@ class QueryCentres : public FutureQuerySignal<kGiven> {
   }
 
  private:
-  static constexpr std::size_t kPartial = Base::kWidened + 1;
-  static constexpr std::size_t kBlock = 64;
-
   static void check(std::string_view where, const QueryCentreOptions& options) {
     detail::require(options.rotary.num_pairs() > 0, where, "rotary.inv_freq.size()", 0,
                     "must be > 0: without rotary embedding there is no distance to score");
@@ -166,9 +164,10 @@ class QueryCentres : public FutureQuerySignal<kGiven> {
       first = false;
     });
   }
-  // Adds c |k~| and, `with_mean`, u k~, in one pass over the keys.
-  void add_rows(const ScoreInput& input, LaneScores& scores, std::size_t head,
-                bool with_mean) const {
+  // c |k~| and, `with_mean`, u k~, in one pass over the keys; otherwise added to the largest dots
+  // where distance counts.
+  void score_bands(const ScoreInput& input, LaneScores& scores, std::size_t head,
+                   bool with_mean) const {
     const CacheShape& shape = input.sequence.shape();
     const RotaryEmbedding& rotary = Base::queries().rotary();
     const std::size_t dim = shape.head_dim;
@@ -189,30 +188,23 @@ class QueryCentres : public FutureQuerySignal<kGiven> {
       }
       band_weights(layer, q_head, vector.last(num_bands));
     }
-    const std::span<float> sums = input.scratch.floats(kPartial, kBlock * group);
+    const bool adds = use_distance_ && !with_mean;
+    const std::size_t count = scores.count();
+    const std::span<float> arrays(scores.array(head * group).data(), group * count);
+    const std::span<float> sums =
+        adds ? input.scratch.floats(Base::kFactor, arrays.size()) : arrays;
     const bool interleaved = rotary.pairing == RotaryPairing::kInterleaved;
     for_each_row_block(
-        scores.cache(head).keys, dim, scores.first(), scores.first() + scores.count(), input.kernel,
-        input.scratch.vector(Base::kGathered),
-        [&](const kernels::RowBlock& all, std::size_t first_slot) {
-          for (std::size_t first = 0; first < all.num_rows; first += kBlock) {
-            kernels::RowBlock keys = all;
-            keys.data = static_cast<const std::byte*>(all.data) +
-                        static_cast<std::ptrdiff_t>(first) * all.stride_bytes;
-            keys.num_rows = std::min(kBlock, all.num_rows - first);
-            keys.dim = 2 * num_bands;
-            input.kernel.band_dots(vectors.data(), group, static_cast<std::ptrdiff_t>(width), keys,
-                                   interleaved, sums.data(), static_cast<std::ptrdiff_t>(kBlock));
-            for (std::size_t g = 0; g < group; ++g) {
-              const std::span<float> array =
-                  scores.array(head * group + g)
-                      .subspan(first_slot + first - scores.first(), keys.num_rows);
-              // Not kernel.add, which would leave out what is not finite.
-              for (std::size_t i = 0; i < array.size(); ++i)
-                array[i] += sums[g * kBlock + i];
-            }
-          }
+        scores.cache(head).keys, dim, scores.first(), scores.first() + count, input.kernel,
+        input.scratch.vector(Base::kGathered), [&](kernels::RowBlock keys, std::size_t first_slot) {
+          keys.dim = 2 * num_bands;
+          input.kernel.band_dots(vectors.data(), group, static_cast<std::ptrdiff_t>(width), keys,
+                                 interleaved, sums.data() + (first_slot - scores.first()),
+                                 static_cast<std::ptrdiff_t>(count));
         });
+    // Not kernel.add, which would leave out what is not finite.
+    for (std::size_t i = 0; adds && i < arrays.size(); ++i)
+      arrays[i] += sums[i];
   }
   void band_weights(std::size_t layer, std::size_t q_head, std::span<float> weights) const {
     const RotaryEmbedding& rotary = Base::queries().rotary();
