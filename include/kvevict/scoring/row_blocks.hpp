@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
@@ -32,25 +33,40 @@ namespace detail {
 
 /// Presents the rows of slots [first, last) to a kernel, block by block: visit(block, slot) with
 /// `slot` the block's first one. Rows that lie contiguous in memory are passed in place, as many at
-/// a time as lie side by side; transposed rows and rows behind a callback are first widened into
-/// `scratch`, which is kept for the next call. A row's elements are the same either way, so a
-/// kernel that looks at one row at a time gives the same bits for every layout.
+/// a time as lie side by side; where these are few, as between holes, they are first copied
+/// together into `scratch`, which is kept for the next call; transposed rows and rows behind a
+/// callback are widened into it. A row's elements are the same either way, so a kernel that looks
+/// at one row at a time gives the same bits for every layout.
 template <class Visit>
 void for_each_row_block(const Rows& rows, std::size_t dim, std::size_t first, std::size_t last,
                         const kernels::KernelSet& kernel, std::vector<float>& scratch,
                         Visit&& visit) {
   constexpr std::size_t kGathered = 64;
+  constexpr std::size_t kFew = 8;
   const bool in_place = rows.load_row == nullptr && rows.row_is_contiguous();
-  if (!in_place)
-    scratch.resize(std::max(scratch.size(), kGathered * dim));
   for (std::size_t slot = first; slot < last;) {
     if (in_place) {
       const std::size_t count = detail::adjacent_rows(rows, slot, last);
-      visit(kernels::RowBlock{rows.row(slot), rows.slot_stride_bytes, count, dim, rows.type}, slot);
+      if (count >= kFew || count == last - slot) {
+        visit(kernels::RowBlock{rows.row(slot), rows.slot_stride_bytes, count, dim, rows.type},
+              slot);
+        slot += count;
+        continue;
+      }
+    }
+    const std::size_t count = std::min(kGathered, last - slot);
+    scratch.resize(std::max(scratch.size(), kGathered * dim));
+    if (in_place) {
+      const std::size_t num_bytes = row_bytes(rows.type, dim);
+      auto* const copies = reinterpret_cast<std::byte*>(scratch.data());
+      for (std::size_t i = 0; i < count; ++i)
+        std::memcpy(copies + i * num_bytes, rows.row(slot + i), num_bytes);
+      visit(
+          kernels::RowBlock{copies, static_cast<std::ptrdiff_t>(num_bytes), count, dim, rows.type},
+          slot);
       slot += count;
       continue;
     }
-    const std::size_t count = std::min(kGathered, last - slot);
     for (std::size_t i = 0; i < count; ++i) {
       float* row = scratch.data() + i * dim;
       if (rows.load_row != nullptr) {
