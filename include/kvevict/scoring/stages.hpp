@@ -66,9 +66,16 @@ struct StandardScores {
   void apply(const ScoreInput& input, LaneScores& scores) const {
     for (std::size_t i = 0; i < scores.num_arrays(); ++i) {
       const std::span<float> array = scores.array(i);
-      const std::span<float> rivals = rivals_of(input, scores, i);
+      std::span<float> rivals = rivals_of(input, scores, i);
+      double sum = input.kernel.sum(rivals.data(), rivals.size());
+      if (!std::isfinite(sum)) {  // in double, which sums of floats do not leave
+        const auto end = std::remove_if(rivals.begin(), rivals.end(),
+                                        [](float score) { return !std::isfinite(score); });
+        rivals = rivals.first(static_cast<std::size_t>(end - rivals.begin()));
+        sum = input.kernel.sum(rivals.data(), rivals.size());
+      }
       const auto count = static_cast<double>(std::max<std::size_t>(1, rivals.size()));
-      const double mean = input.kernel.sum(rivals.data(), rivals.size()) / count;
+      const double mean = sum / count;
       // The length of what is left of them, which has no square that could overflow.
       input.kernel.standardise(mean, 1.0, rivals.size(), rivals.data());
       float length = 0.0F;
@@ -80,18 +87,24 @@ struct StandardScores {
   }
 
  private:
-  // The finite scores of an array's slots that may be chosen, side by side.
+  // The scores of an array's slots that may be chosen, side by side.
   [[nodiscard]] static std::span<float> rivals_of(const ScoreInput& input, const LaneScores& scores,
                                                   std::size_t i) {
     const std::span<const float> array = scores.array(i);
     const std::span<const std::uint8_t> valid = scores.cache(scores.head_of(i)).valid;
     const std::span<float> rivals = scores.spare();
     std::size_t count = 0;
-    for (std::size_t at = 0; at < array.size(); ++at) {
+    for (std::size_t at = 0; at < array.size();) {
       const std::size_t slot = scores.first() + at;
-      const bool counts = input.may_be_chosen(slot) && (valid.empty() || valid[slot] != 0) &&
-                          std::isfinite(array[at]);
-      rivals[count] = array[at];  // without a branch: overwritten where it does not count
+      if (valid.empty() && slot % 64 == 0 && at + 64 <= array.size() &&
+          (input.candidates.empty() || input.candidates[slot / 64] == ~std::uint64_t{0})) {
+        std::copy_n(array.data() + at, 64, rivals.data() + count);
+        count += 64;
+        at += 64;
+        continue;
+      }
+      const bool counts = input.may_be_chosen(slot) && (valid.empty() || valid[slot] != 0);
+      rivals[count] = array[at++];  // without a branch: overwritten where it does not count
       count += counts ? 1 : 0;
     }
     return rivals.first(count);
