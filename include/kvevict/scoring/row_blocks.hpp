@@ -44,6 +44,8 @@ void for_each_row_block(const Rows& rows, std::size_t dim, std::size_t first, st
   constexpr std::size_t kGathered = 64;
   constexpr std::size_t kFew = 8;
   const bool in_place = rows.load_row == nullptr && rows.row_is_contiguous();
+  if (!in_place || rows.page_table != nullptr)  // holes may come later, and want no memory then
+    scratch.resize(std::max(scratch.size(), kGathered * dim));
   for (std::size_t slot = first; slot < last;) {
     if (in_place) {
       const std::size_t count = detail::adjacent_rows(rows, slot, last);
@@ -55,7 +57,6 @@ void for_each_row_block(const Rows& rows, std::size_t dim, std::size_t first, st
       }
     }
     const std::size_t count = std::min(kGathered, last - slot);
-    scratch.resize(std::max(scratch.size(), kGathered * dim));
     if (in_place) {
       const std::size_t num_bytes = row_bytes(rows.type, dim);
       auto* const copies = reinterpret_cast<std::byte*>(scratch.data());
