@@ -47,7 +47,9 @@ class FakeLlama {
     std::size_t num_streams = 1;  // 1: unified
     std::size_t max_batch = 64;
     std::size_t max_ubatch = 64;
+    std::size_t max_sequences = 4;
     bool converts_keys = false;  // K reaches attention through a copy, as an f32 cache's does
+    bool latent = false;         // V is a part of K, which has the only cache
     bool has_hook = true;
     bool on_host = true;
     float max_bias = 0.0F;
@@ -136,6 +138,8 @@ class FakeLlama {
     const std::vector<std::int64_t> targets = free_cells(sequence, tokens.size());
     if (targets.size() < tokens.size())
       return 1;
+    if (std::exchange(turns_keys_, false))
+      turn_keys();
     calls.push_back({position, tokens.size(), logits});
     for (std::size_t done = 0; done < tokens.size(); done += options.max_ubatch) {
       const std::size_t count = std::min(options.max_ubatch, tokens.size() - done);
@@ -157,6 +161,7 @@ class FakeLlama {
   }
   void shift(kvevict::llama_cpp::SequenceId sequence, kvevict::Position first,
              kvevict::Position last, kvevict::Position delta) {
+    turns_keys_ = true;
     for (Cell& cell : cells) {
       if (cell.sequences.count(sequence) > 0 && cell.position >= first && cell.position < last)
         cell.position += delta;
@@ -284,6 +289,17 @@ class FakeLlama {
         queries[i + c] *= static_cast<float>(options.attention_scaling);
     }
   }
+  // A graph of its own in front of the next one: what was moved by shift() is turned.
+  void turn_keys() {
+    for (FakeTensor& cache : key_cache_) {
+      FakeTensor rope;
+      rope.op = FakeGgml::kRope;
+      rope.view_src = rope.src[0] = &cache;
+      rope.data = cache.data;
+      rope.set_name("K_shift-", 0);
+      run(rope);
+    }
+  }
   bool tell(FakeTensor& node, bool ask) {
     const bool result = options.has_hook ? callback_(node, ask) : !ask;
     num_wanted += ask && result ? 1 : 0;
@@ -352,7 +368,7 @@ class FakeLlama {
       k.view_src = &key_cache_[layer];
       k.data = keys_[layer].data();
       FakeTensor v = k;
-      v.view_src = &value_cache_[layer];
+      v.view_src = options.latent ? &key_cache_[layer] : &value_cache_[layer];
       v.data = values_[layer].data();
       FakeTensor copy = k;
       copy.view_src = nullptr;
@@ -380,6 +396,7 @@ class FakeLlama {
   }
 
   Callback callback_;
+  bool turns_keys_ = false;
   std::array<std::vector<float>, kLayers> keys_;
   std::array<std::vector<float>, kLayers> values_;
   std::array<FakeTensor, kLayers> key_cache_;
@@ -424,6 +441,7 @@ struct FakeHost {
   }
   [[nodiscard]] std::size_t max_batch() const { return llama->options.max_batch; }
   [[nodiscard]] std::size_t max_ubatch() const { return llama->options.max_ubatch; }
+  [[nodiscard]] std::size_t max_sequences() const { return llama->options.max_sequences; }
   [[nodiscard]] std::size_t num_layers() const { return FakeLlama::kLayers; }
   [[nodiscard]] std::size_t trained_context() const { return llama->options.trained_context; }
   [[nodiscard]] std::string_view refusal() const { return llama->options.refusal; }

@@ -78,6 +78,7 @@ std::uint32_t llama_n_ctx(const llama_context* context);
 std::uint32_t llama_n_ctx_seq(const llama_context* context);
 std::uint32_t llama_n_batch(const llama_context* context);
 std::uint32_t llama_n_ubatch(const llama_context* context);
+std::uint32_t llama_n_seq_max(const llama_context* context);
 std::int32_t llama_model_n_layer(const llama_model* model);
 std::int32_t llama_model_n_ctx_train(const llama_model* model);
 std::int32_t llama_model_n_swa(const llama_model* model);
@@ -166,6 +167,9 @@ inline std::uint32_t llama_n_batch(const llama_context* context) {
 }
 inline std::uint32_t llama_n_ubatch(const llama_context* context) {
   return static_cast<std::uint32_t>(context->llama.options.max_ubatch);
+}
+inline std::uint32_t llama_n_seq_max(const llama_context* context) {
+  return static_cast<std::uint32_t>(context->llama.options.max_sequences);
 }
 inline std::int32_t llama_model_n_layer(const llama_model* /*model*/) {
   return kvevict_test::FakeLlama::kLayers;

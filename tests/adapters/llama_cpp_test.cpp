@@ -3,6 +3,7 @@
 #include "adapters/fake_llama.hpp"
 #include "kvevict/policies/controls.hpp"
 #include "kvevict/policies/external_scores.hpp"
+#include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/key_geometry.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "kvevict/policies/streaming_llm.hpp"
@@ -32,7 +33,8 @@ using llama_cpp::Storage;
 using Engine = llama_cpp::Engine<FakeHost>;
 template <class P>
 using Session = llama_cpp::Session<P, FakeHost>;
-using Tokens = std::vector<llama_cpp::Token>;
+using llama_cpp::Token;
+using Tokens = std::vector<Token>;
 using Runs = std::vector<std::pair<Position, Position>>;
 using Calls = std::vector<FakeLlama::Call>;
 
@@ -50,6 +52,7 @@ struct Fixture {
     llama.calls.clear();
     llama.removals.clear();
     llama.attended.clear();
+    llama.num_wanted = 0;
   }
   Hook hook;
   FakeLlama llama;
@@ -93,6 +96,7 @@ TEST(LlamaCppEngine, RefusesWithASentence) {
   EXPECT_TRUE(refused({.on_host = false}, "layer = 0 must have its cache in host memory"));
   EXPECT_TRUE(refused({.storage = Storage::kOther}, "layer = 0 must store K and V as"));
   EXPECT_TRUE(refused({.max_bias = 8.0F}, "ALiBi"));
+  EXPECT_TRUE(refused({.latent = true}, "layer = 0 must have a cache of V: models with latent"));
   EXPECT_TRUE(refused({.result = -3}, "llama_decode = -3"));
 }
 
@@ -194,17 +198,30 @@ TEST(LlamaCppSession, StopsTheGraphOnlyWhereAPolicyReads) {
     auto policy = make(f.engine.shape());
     Session<decltype(policy)> session(f.engine, policy, options);
     session.prompt(numbered(20));
-    f.llama.num_wanted = 0;
-    session.decode(20);
-    return f.llama.num_wanted;
+    std::vector<std::size_t> wanted;
+    for (Token token = 20; token < 24; ++token) {
+      f.llama.num_wanted = 0;
+      session.decode(token);
+      wanted.push_back(f.llama.num_wanted);
+    }
+    return wanted;
   };
+  const auto each_step = [](std::size_t count) { return std::vector<std::size_t>(4, count); };
   const auto tova = [](const CacheShape& shape) { return TOVA({.budget = 50}, shape); };
   const auto snapkv = [](const CacheShape& shape) { return SnapKV({.budget = 50}, shape); };
-  EXPECT_EQ(stops(snapkv, {}), 0U) << "it reads prompts alone";
-  EXPECT_EQ(stops(tova, {}), 4U);
+  const auto lazy = [](const CacheShape& shape) {
+    return InertiaKV({.budget = 50, .refresh_interval = 4}, shape);
+  };
+  const auto score_free = [](const CacheShape& shape) {
+    return InertiaKV({.budget = 50, .score_free = true}, shape);
+  };
+  EXPECT_EQ(stops(snapkv, {}), each_step(0)) << "it reads prompts alone";
+  EXPECT_EQ(stops(tova, {}), each_step(4));
+  EXPECT_EQ(stops(lazy, {}), (std::vector<std::size_t>{4, 0, 0, 0}));
+  EXPECT_EQ(stops(score_free, {}), (std::vector<std::size_t>{4, 0, 0, 0})) << "behind the prompt";
   EXPECT_EQ(stops(tova, {.granularity = {.lane_reduce = ScoreReduce::kSum, .layers = {2}},
                          .skip_layers_without_say = true}),
-            1U);
+            each_step(1));
 }
 
 // Attention nodes have no names of their own ("node_21"): the cache behind K says the layer.
@@ -224,6 +241,18 @@ TEST(LlamaCppEngine, KnowsLayersOfNodesWithoutNames) {
   node.set_name("node_", 0);
   node.src = {&q, &k, &v};
   EXPECT_EQ(llama_cpp::nodes::read_attention<FakeGgml>(node)->layer, 2U);
+  EXPECT_TRUE(llama_cpp::nodes::read_attention<FakeGgml>(node)->queries.sink_logits.empty());
+  FakeTensor sinks;
+  float logits[] = {0.5F};
+  sinks.data = logits;
+  node.src[4] = &sinks;
+  node.set_param(0, 0.125F);
+  node.set_param(2, 30.0F);
+  const auto queries = llama_cpp::nodes::read_attention<FakeGgml>(node)->queries;
+  EXPECT_EQ(queries.scale, 0.125F);
+  EXPECT_EQ(queries.soft_cap, 30.0F);
+  EXPECT_EQ(queries.sink_logits.data(), logits);
+  EXPECT_EQ(queries.sink_logits.size(), 1U) << "one for each query head";
   cache.set_name("cache_k_m", 2);
   EXPECT_FALSE(llama_cpp::nodes::read_attention<FakeGgml>(node)) << "not a cache that is known";
 }
@@ -347,12 +376,14 @@ TEST(LlamaCppSession, ReadsPromptsThatAreLongerThanTheCache) {
   Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 18));
   session.prompt(numbered(100));
   EXPECT_EQ(session.num_live(), 20U);
+  EXPECT_EQ(session.counters().forced, 0U) << "it cuts between the calls by itself";
   EXPECT_EQ(live_tokens(session, f.llama).back(), 99);
   EXPECT_LE(f.llama.num_used(), 30U);
 }
 
 // It has no scores before the prompt's end; the cut that the cache's size forces goes by nothing,
-// but what comes after it is scored.
+// but what comes after it is scored. Calls of 16, 16, 16, 16, 16, 15 and 4 tokens, before all of
+// which but the first and the last 30 cells are too few.
 TEST(LlamaCppSession, CutsLongPromptsForPoliciesThatWaitForTheEnd) {
   Fixture f({.num_cells = 30, .max_ubatch = 16});
   Session<SnapKV> session(
@@ -363,6 +394,7 @@ TEST(LlamaCppSession, CutsLongPromptsForPoliciesThatWaitForTheEnd) {
   Tokens prompt = numbered(99);
   prompt[90] = FakeLlama::kNeedle;
   session.prompt(prompt);
+  EXPECT_EQ(session.counters().forced, 5U);
   const Tokens tokens = live_tokens(session, f.llama);
   EXPECT_EQ(tokens.size(), 8U);
   EXPECT_EQ(std::count(tokens.begin(), tokens.end(), FakeLlama::kNeedle), 1);
@@ -378,6 +410,7 @@ TEST(LlamaCppSession, EvictsAndRetriesWhenTheEngineIsFull) {
   for (llama_cpp::Token token = 6; token < 30; ++token)
     session.decode(token);
   EXPECT_EQ(session.counters().full, 1U) << "20 cells are left to it";
+  EXPECT_EQ(session.counters().forced, 1U);
   EXPECT_EQ(live_tokens(session, f.llama).back(), 29);
 }
 
@@ -398,6 +431,21 @@ TEST(LlamaCppSession, ReportsOtherReturnCodes) {
   EXPECT_THROW(session.decode(4), EngineError);
   session.decode(4);
   EXPECT_EQ(live_tokens(session, f.llama), numbered(5));
+}
+
+// The engine takes no gap and no position twice.
+TEST(LlamaCppSession, SaysWhyASequenceThatOthersChangedStops) {
+  Fixture f;
+  Session<FullKV> session(f.engine, FullKV({}, f.engine.shape()));
+  session.prompt(numbered(4));
+  const Token token = 4;
+  f.llama.decode({&token, 1}, 4, 0, true);
+  try {
+    session.decode(5);
+    ADD_FAILURE() << "position 4 is taken";
+  } catch (const EngineError& error) {
+    EXPECT_NE(std::string(error.what()).find("outside of its session"), std::string::npos);
+  }
 }
 
 // A call that was stopped in its middle has written its tokens: they go again, here and there.
@@ -541,6 +589,32 @@ TEST(LlamaCppSession, MovesTheOldBlockUp) {
   }
   EXPECT_GT(session.counters().shifts, 0U);
   EXPECT_EQ(live_tokens(session, f.llama), (Tokens{0, 1, 82, 83, 84, 85, 86, 87, 88, 89}));
+}
+
+// Keys of other types than f16 and f32, or of M-RoPE: what falls behind stays there.
+TEST(LlamaCppSession, MovesNothingUpThatCannotBeTurned) {
+  EXPECT_TRUE(Fixture({.storage = Storage::kF16}).engine.can_shift());
+  EXPECT_FALSE(Fixture({.storage = Storage::kBF16}).engine.can_shift());
+  EXPECT_FALSE(Fixture({.storage = Storage::kQ8_0}).engine.can_shift());
+  Fixture f({.trained_context = 40, .can_shift = false});
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 8));
+  session.prompt(numbered(12));
+  for (Token token = 12; token < 60; ++token)
+    session.decode(token);
+  EXPECT_EQ(session.counters().shifts, 0U);
+  EXPECT_EQ(session.positions().front(), 0);
+  EXPECT_EQ(live_tokens(session, f.llama), (Tokens{0, 1, 52, 53, 54, 55, 56, 57, 58, 59}));
+}
+
+// The graph that turns keys runs inside the next llama_decode, and its nodes are asked for too.
+TEST(LlamaCppSession, WantsNothingOfTheGraphThatMovesABlock) {
+  Fixture f({.trained_context = 40});
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 8));
+  session.prompt(numbered(12));
+  for (Token token = 12; token < 60; ++token)
+    session.decode(token);
+  EXPECT_GT(session.counters().shifts, 0U);
+  EXPECT_EQ(f.llama.num_wanted, 0U);
 }
 
 // A cell has one position: moving it up for one sequence would move it for the other.
@@ -828,6 +902,24 @@ TEST(LlamaCppSession, HandsOverOnlyWhereItCanGoOn) {
       refuses([&] { auto moved = session.hand_over(used.engine, 1); }, {"num_sessions() = 1"}));
   EXPECT_EQ(session.num_live(), 8U) << "nothing has changed";
   session.decode(40);
+}
+
+// The engine would abort the process.
+TEST(LlamaCppSession, RefusesSequencesThatDoNotExist) {
+  Fixture f({.max_sequences = 2});
+  const auto make = [&](llama_cpp::SequenceId sequence) {
+    Session<FullKV>(f.engine, FullKV({}, f.engine.shape()), {}, sequence);
+  };
+  EXPECT_NO_THROW(make(1));
+  EXPECT_TRUE(refuses([&] { make(2); }, {"sequence = 2 must be less than n_seq_max, 2"}));
+  EXPECT_TRUE(refuses([&] { make(-1); }, {"sequence = -1"}));
+  Session<FullKV> session(f.engine, FullKV({}, f.engine.shape()));
+  session.prompt(numbered(4));
+  EXPECT_TRUE(refuses([&] { static_cast<void>(session.fork(2)); }, {"sequence = 2"}));
+  EXPECT_EQ(live_tokens(session, f.llama), numbered(4));
+  Fixture small;
+  EXPECT_TRUE(
+      refuses([&] { static_cast<void>(session.hand_over(small.engine, 4)); }, {"sequence = 4"}));
 }
 
 TEST(LlamaCppSession, RefusesWhatTheEngineCannotGive) {

@@ -90,6 +90,7 @@ concept Host = requires(H& host, const H& constant, std::span<const Token> token
   { constant.num_cells_per_sequence() } -> std::same_as<std::size_t>;
   { constant.max_batch() } -> std::same_as<std::size_t>;
   { constant.max_ubatch() } -> std::same_as<std::size_t>;
+  { constant.max_sequences() } -> std::same_as<std::size_t>;
   { constant.num_layers() } -> std::same_as<std::size_t>;
   { constant.trained_context() } -> std::same_as<std::size_t>;
   // Why the model cannot be served; empty if it can.
@@ -226,6 +227,8 @@ class Engine {
     for (AttentionNode& node : layers_) {
       node.shape.num_layers = layers_.size();
       detail::check_same_shape(node.shape, shape_, kName);
+      detail::require(!node.latent, kName, "layer", node.layer,
+                      "must have a cache of V: models with latent attention are not supported");
       detail::require(node.max_bias == 0.0F, kName, "ALiBi max_bias", node.max_bias, "must be 0");
       detail::require(
           node.keys.storage != Storage::kOther && node.values.storage != Storage::kOther, kName,
@@ -321,6 +324,9 @@ struct SessionCounters {
   std::uint64_t evicted = 0;   ///< tokens
   std::uint64_t removals = 0;  ///< runs of them, a call of llama_memory_seq_rm each
   std::uint64_t full = 0;      ///< calls that found no cells, before an eviction made room
+  /// Cuts for want of cells, whatever the policy wanted. In the middle of a prompt, policies that
+  /// score at its end (SnapKV) have nothing to go by: give the context more cells.
+  std::uint64_t forced = 0;
   std::uint64_t compactions = 0;
   std::uint64_t shifts = 0;  ///< times that old tokens were given other positions
 };
@@ -332,7 +338,9 @@ struct SavedCache {
   std::vector<Position> positions;  ///< by slot, the engine's
 };
 
-/// One sequence of a context and the policy that keeps it small. Positions of the policy are those
+/// One sequence of a context and the policy that keeps it small. All of its tokens go through here:
+/// what llama_decode or llama_memory_* change behind its back it does not know of. It borrows the
+/// engine, which borrows the context and the hook. Positions of the policy are those
 /// of the text. The engine's are the same for new tokens, and for old ones until their block is
 /// moved up; policies that undo the rotary embedding of queries but take keys as they lie in the
 /// cache (TriAttention) need no more than that. Sessions that share cells cannot be moved:
@@ -340,8 +348,8 @@ struct SavedCache {
 template <class P, Host H>
 class Session final : private Listener {
  public:
-  /// Throws InvalidArgument: a policy that needs what llama.cpp does not hand out, a layer that
-  /// does not exist.
+  /// Throws InvalidArgument: a policy that needs what llama.cpp does not hand out, a layer or a
+  /// sequence (n_seq_max) that does not exist. The policy is copied; policy() is the one that runs.
   Session(Engine<H>& engine, P policy, const SessionOptions& options = {}, SequenceId sequence = 0)
       : engine_(&engine),
         policy_(std::move(policy)),
@@ -356,6 +364,7 @@ class Session final : private Listener {
                     "must not name the output projection or scores");
     detail::require(options.cut_interval > 0, kName, "cut_interval", options.cut_interval,
                     "must be > 0");
+    check_sequence(engine, sequence);
     for (const std::size_t layer : projection_.granularity().layers)
       has_say_[layer] = 1;
     if (options_.max_distance == 0)
@@ -375,7 +384,8 @@ class Session final : private Listener {
   [[nodiscard]] CacheView<Engine<H>> view() const noexcept { return {*engine_, cells_}; }
 
   /// Reads a prompt, the first or a further one, in as many calls as it takes, and cuts the cache
-  /// between them and at the end where the policy wants to. The newest token never goes, so
+  /// between them and at the end where the policy wants to. `pinned` are positions of the text,
+  /// counted from the first prompt's start. The newest token never goes, so
   /// llama_get_logits_ith(-1) and the next decode are about it. Throws EngineError when no cell
   /// comes free.
   void prompt(std::span<const Token> tokens, std::span<const PositionSpan> pinned = {}) {
@@ -449,6 +459,7 @@ class Session final : private Listener {
     detail::require(num_live() < to.host().num_cells_per_sequence(), kName, "num_live()",
                     num_live(), "must be less than the cells of the other context: evict before");
     check_alone(to, 0);
+    check_sequence(to, sequence);
     save(saved_);
     return Session(*this, to, sequence, saved_);
   }
@@ -467,14 +478,14 @@ class Session final : private Listener {
       std::size_t limit = engine_->max_tokens();
       const std::size_t capacity = engine_->host().num_cells_per_sequence();
       if (cells_.size() + call_size(tokens.size(), limit) > capacity) {
-        evict();
+        make_room();
         limit = std::min(limit, capacity - cells_.size());
       }
       std::size_t count = call_size(tokens.size(), limit);
       while (!call(tokens.first(count), count == tokens.size())) {
         // No cells, and nothing changed: make room and try the same again, then less.
         ++counters_.full;
-        if (!evict())
+        if (!make_room())
           count /= 2;
       }
       tokens = tokens.subspan(count);
@@ -562,6 +573,7 @@ class Session final : private Listener {
   [[nodiscard]] Session fork(SequenceId sequence) {
     detail::require(engine_->is_unified(), kName, "kv_unified", 0, "must be on to fork");
     detail::require(sequence != sequence_, kName, "sequence", sequence, "must be another one");
+    check_sequence(*engine_, sequence);
     engine_->host().remove(sequence, -1, -1);
     engine_->host().copy(sequence_, sequence);
     return Session(*this, *engine_, sequence);
@@ -598,6 +610,13 @@ class Session final : private Listener {
         positions.empty() || static_cast<std::size_t>(positions.back()) + 1 == positions.size(),
         kName, "positions.back()", positions.empty() ? 0 : positions.back(),
         "must be that of the last of a prompt's tokens, of which none was evicted");
+  }
+  // The engine aborts the process where a sequence does not exist.
+  static void check_sequence(const Engine<H>& engine, SequenceId sequence) {
+    detail::require(
+        sequence >= 0 && static_cast<std::size_t>(sequence) < engine.host().max_sequences(), kName,
+        "sequence", sequence,
+        "must be less than n_seq_max, " + std::to_string(engine.host().max_sequences()));
   }
   // `own` of the engine's sessions are this one.
   static void check_alone(const Engine<H>& engine, std::size_t own) {
@@ -638,8 +657,11 @@ class Session final : private Listener {
           *this, [&] { return engine_->host().decode(tokens, next, sequence_, is_last); });
       if (result == 1 && cells_.size() == live)
         return false;
-      if (result != 0)
-        throw EngineError("llama_decode returned " + std::to_string(result));
+      if (result != 0) {
+        throw EngineError(
+            "llama_decode returned " + std::to_string(result) +
+            (result == -1 ? ": was the sequence changed outside of its session?" : ""));
+      }
       if (cells_.size() != live + tokens.size())
         throw EngineError("llama_decode was expected to write " + std::to_string(tokens.size()) +
                           " cells and wrote " + std::to_string(cells_.size() - live));
@@ -654,6 +676,11 @@ class Session final : private Listener {
     tokens_since_cut_ += tokens.size();
     ++counters_.calls;
     return true;
+  }
+  bool make_room() {
+    const bool made = evict();
+    counters_.forced += made ? 1 : 0;
+    return made;
   }
   void evict_if_due() {
     if ((tokens_since_cut_ == 0 || tokens_since_cut_ >= options_.cut_interval) &&
@@ -843,6 +870,7 @@ class Context {
   [[nodiscard]] std::size_t num_cells_per_sequence() const { return llama_n_ctx_seq(context_); }
   [[nodiscard]] std::size_t max_batch() const { return llama_n_batch(context_); }
   [[nodiscard]] std::size_t max_ubatch() const { return llama_n_ubatch(context_); }
+  [[nodiscard]] std::size_t max_sequences() const { return llama_n_seq_max(context_); }
   [[nodiscard]] std::size_t num_layers() const {
     return static_cast<std::size_t>(llama_model_n_layer(model_));
   }

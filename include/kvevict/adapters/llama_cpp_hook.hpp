@@ -48,6 +48,7 @@ struct AttentionNode {
   LayerRows keys;
   LayerRows values;
   float max_bias = 0.0F;  ///< ALiBi; 0: none
+  bool latent = false;    ///< V is a part of K's cache
   bool host_memory = true;
   QueryRows queries;  ///< of the ubatch; to be read only after the node ran
 };
@@ -93,17 +94,20 @@ concept TensorLibrary = requires(const typename G::Tensor& tensor) {
 // Reading nodes.
 namespace nodes {
 
-// N of "<prefix>N".
+// N of "<prefix>N". Asked of every node of a graph, so the first wrong letter is the last one read.
 [[nodiscard]] inline std::optional<std::size_t> number_behind(const char* name,
                                                               std::string_view prefix) noexcept {
-  const std::string_view text(name);
-  if (text.substr(0, prefix.size()) != prefix || text.size() == prefix.size())
+  for (const char letter : prefix) {
+    if (*name++ != letter)
+      return std::nullopt;
+  }
+  if (*name == '\0')
     return std::nullopt;
   std::size_t number = 0;
-  for (const char c : text.substr(prefix.size())) {
-    if (c < '0' || c > '9')
+  for (; *name != '\0'; ++name) {
+    if (*name < '0' || *name > '9')
       return std::nullopt;
-    number = number * 10 + static_cast<std::size_t>(c - '0');
+    number = number * 10 + static_cast<std::size_t>(*name - '0');
   }
   return number;
 }
@@ -135,17 +139,20 @@ template <TensorLibrary G>
           G::storage(cache)};
 }
 
-// Nothing where K or V is not a cache of the kind that is known here.
+// Nothing where K or V is not a cache of the kind that is known here. V of latent attention is told
+// apart from that, since such models are refused by name.
 template <TensorLibrary G>
 [[nodiscard]] std::optional<AttentionNode> read_attention(const typename G::Tensor& node) noexcept {
   const auto* q = node.src[0];
   const auto* k = node.src[1];
   const auto* v = node.src[2];
   const auto* key_cache = cache_behind(k, "cache_k_l");
-  const auto* value_cache = cache_behind(v, "cache_v_l");
+  const bool latent = key_cache != nullptr && cache_behind(v, "cache_k_l") == key_cache;
+  const auto* value_cache = latent ? key_cache : cache_behind(v, "cache_v_l");
   if (q == nullptr || key_cache == nullptr || value_cache == nullptr)
     return std::nullopt;
   AttentionNode out;
+  out.latent = latent;
   out.layer = *number_behind(key_cache->name, "cache_k_l");
   out.shape.num_q_heads = static_cast<std::size_t>(q->ne[2]);
   out.shape.num_kv_heads = static_cast<std::size_t>(k->ne[2]);
