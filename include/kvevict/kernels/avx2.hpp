@@ -449,7 +449,8 @@ KVEVICT_AVX2 inline void band_rows(const BandVectors& vectors, const RowBlock& r
   const std::size_t whole = num_bands / kLanes * kLanes;
   for (std::size_t i = 0; i < rows.num_rows; i += 2) {
     const bool has_second = i + 1 < rows.num_rows;
-    const std::byte* pair[2] = {scalar::row_of(rows, i), scalar::row_of(rows, i + has_second)};
+    const std::byte* pair[2] = {scalar::row_of(rows, i),
+                                scalar::row_of(rows, i + (has_second ? 1 : 0))};
     prefetch_rows(rows, i + 16, i + 18);
     __m256 sums[2][4];  // of vectors 0 and 1, 2 and 3, with both rows
     for (std::size_t k = 0; k < 4; ++k)
@@ -517,10 +518,10 @@ KVEVICT_AVX2 inline void band_dots_as(const float* vectors, std::size_t num_vect
       const float* const from =
           channels + static_cast<std::ptrdiff_t>(k) * vector_stride + rows.dim;
       for (std::size_t f = 0; f + kLanes <= num_bands; f += kLanes) {
+        const __m256 w = _mm256_loadu_ps(from + f);
         // The middle two pairs change places.
-        const __m256d w = _mm256_castps_pd(_mm256_loadu_ps(from + f));
-        _mm256_storeu_pd(reinterpret_cast<double*>(weights + k * num_bands + f),
-                         interleaved ? _mm256_permute4x64_pd(w, _MM_SHUFFLE(3, 1, 2, 0)) : w);
+        const __m256d swapped = _mm256_permute4x64_pd(_mm256_castps_pd(w), _MM_SHUFFLE(3, 1, 2, 0));
+        _mm256_storeu_ps(weights + k * num_bands + f, interleaved ? _mm256_castpd_ps(swapped) : w);
       }
     }
     const BandVectors four = {channels, vector_stride, weights, num_bands, interleaved};
