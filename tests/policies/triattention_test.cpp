@@ -193,6 +193,56 @@ TEST(StandardScores, ConstantAndNaN) {
   EXPECT_NEAR(scores.array(0)[2], std::sqrt(1.5), 1e-6);
 }
 
+// Rivals are gathered 64 slots at a time where all of these may go: slots 3 to 199, of which 70,
+// 100 to 131 and 199 may not, and 150 is infinite. Against sums in double.
+TEST(StandardScores, RivalsOfALongLane) {
+  constexpr std::size_t kFirst = 3;
+  constexpr std::size_t kLen = 200;
+  Keys keys(one_head(1, 2), std::vector<float>(2 * kLen, 1.0F));
+  const auto view = keys.view();
+  const kvevict::ViewRef ref(view);
+  kvevict::Sequence sequence("test", keys.shape, kvevict::MaskScope::kHead);
+  sequence.append(kLen);
+  const auto may_go = [](std::size_t slot) {
+    return slot != 70 && slot != 199 && (slot < 100 || slot > 131);
+  };
+  std::vector<std::uint64_t> some(4);
+  for (std::size_t slot = 0; slot < kLen; ++slot)
+    some[slot / 64] |= std::uint64_t{may_go(slot) ? 1U : 0U} << slot % 64;
+  for (const std::vector<std::uint64_t>& candidates : {some, std::vector<std::uint64_t>()}) {
+    kvevict::Scratch scratch;
+    const kvevict::ScoreInput input{ref, sequence, kvevict::kernels::best(), scratch, candidates};
+    kvevict::LaneScores scores(input, 0);
+    scores.start(kFirst, kLen, 1);
+    const auto score = [](std::size_t slot) {
+      return slot == 150 ? std::numeric_limits<float>::infinity()
+                         : static_cast<float>(slot * slot % 37);
+    };
+    double sum = 0.0;
+    double squares = 0.0;
+    double count = 0.0;
+    for (std::size_t slot = kFirst; slot < kLen; ++slot) {
+      scores.array(0)[slot - kFirst] = score(slot);
+      if (slot == 150 || !(candidates.empty() || may_go(slot)))
+        continue;
+      sum += static_cast<double>(score(slot));
+      squares += static_cast<double>(score(slot)) * static_cast<double>(score(slot));
+      count += 1.0;
+    }
+    const double mean = sum / count;
+    const double deviation = std::sqrt(squares / count - mean * mean);
+    kvevict::StandardScores{}.apply(input, scores);
+    for (std::size_t slot = kFirst; slot < kLen; ++slot) {
+      const auto z = static_cast<double>(scores.array(0)[slot - kFirst]);
+      if (slot == 150) {
+        EXPECT_EQ(z, std::numeric_limits<double>::infinity());
+      } else {
+        EXPECT_NEAR(z, (static_cast<double>(score(slot)) - mean) / deviation, 1e-6) << slot;
+      }
+    }
+  }
+}
+
 /// Random statistics and keys of a model with YaRN's scaling, frequencies without a formula and
 /// channels that do not turn.
 struct RandomModel {
