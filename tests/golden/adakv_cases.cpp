@@ -1,6 +1,7 @@
 #include "golden/base_recipe.hpp"
 #include "golden/drivers.hpp"
 #include "golden/kvpress_ratios.hpp"
+#include "golden/prompt_runs.hpp"
 #include "golden/window_prompt.hpp"
 #include "kvevict/policies/adakv.hpp"
 #include "support/golden.hpp"
@@ -96,6 +97,8 @@ void run_kvpress(const GoldenCase& golden, GoldenReport& report, const WindowPro
 }  // namespace
 
 void run_adakv(const GoldenCase& golden, GoldenReport& report) {
+  if (golden.has("runs"))
+    return compare_prompt_runs<AdaKV>(golden, report);
   if (!golden.has("base"))
     return run_paper(golden, report);
   const double floor = golden.real("alpha_safeguard");

@@ -1,5 +1,6 @@
 #include "golden/drivers.hpp"
 #include "golden/kvpress_ratios.hpp"
+#include "golden/prompt_runs.hpp"
 #include "golden/window_prompt.hpp"
 #include "kvevict/allocation/apportion.hpp"
 #include "kvevict/allocation/budget_tables.hpp"
@@ -79,6 +80,8 @@ void run_pyramidkv_budgets(const GoldenCase& golden, GoldenReport& report) {
 }
 
 void run_pyramidkv(const GoldenCase& golden, GoldenReport& report) {
+  if (golden.has("runs"))
+    return compare_prompt_runs<kvevict::PyramidKV>(golden, report);
   const WindowPrompt prompt(golden, "window_size");
   for (const std::string& ratio : ratios_of(golden)) {
     for (const WindowPrompt::Way& way : prompt.ways()) {

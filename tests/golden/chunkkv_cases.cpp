@@ -1,6 +1,7 @@
 #include "golden/base_recipe.hpp"
 #include "golden/drivers.hpp"
 #include "golden/kvpress_ratios.hpp"
+#include "golden/prompt_runs.hpp"
 #include "golden/window_prompt.hpp"
 #include "kvevict/policies/chunkkv.hpp"
 #include "kvevict/policies/entropy_gated_chunkkv.hpp"
@@ -97,6 +98,8 @@ void compare(const GoldenCase& golden, GoldenReport& report, const WindowPrompt&
 }  // namespace
 
 void run_chunkkv(const GoldenCase& golden, GoldenReport& report) {
+  if (golden.has("runs"))
+    return compare_prompt_runs<kvevict::ChunkKV>(golden, report);
   const std::size_t chunk_len = golden.count("chunk_length");
   if (golden.text("base") == "snapkv") {
     const WindowPrompt prompt(golden, "window_size");

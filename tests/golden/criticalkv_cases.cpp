@@ -1,6 +1,8 @@
 #include "golden/base_recipe.hpp"
 #include "golden/drivers.hpp"
 #include "golden/kvpress_ratios.hpp"
+#include "golden/output_projections.hpp"
+#include "golden/prompt_runs.hpp"
 #include "golden/window_prompt.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/scratch.hpp"
@@ -22,8 +24,8 @@
 #include <type_traits>
 #include <vector>
 
-// Cases of `text policy criticalkv`: kvpress, whose scores are means over the window's rows and
-// whose first stage counts the window.
+// Cases of `text policy criticalkv` and `criticaladakv`: kvpress, whose scores are means over the
+// window's rows and whose first stage counts the window, and runs of the paper's form.
 namespace kvevict_test {
 namespace {
 
@@ -151,9 +153,22 @@ void compare_stages(const GoldenCase& golden, GoldenReport& report, const Window
   }
 }
 
+/// Runs of the paper's form.
+template <class P>
+void compare_runs(const GoldenCase& golden, GoldenReport& report) {
+  const WindowPrompt prompt = prompt_of_runs(golden);
+  typename P::Options options;
+  options.base.observation_window = prompt.window;
+  options.output_projection = projection_of_layers(golden, prompt.shape);
+  for (const std::string& run : golden.words("runs"))
+    compare_prompt_run<P>(golden, report, prompt, run, options);
+}
+
 }  // namespace
 
 void run_criticaladakv(const GoldenCase& golden, GoldenReport& report) {
+  if (golden.has("runs"))
+    return compare_runs<kvevict::CriticalAdaKV>(golden, report);
   const auto run = [&](const WindowPrompt& prompt, float rows_summed, auto&& make) {
     const auto projection = projection_of(golden, prompt.shape);
     report.scores("projected_norm", golden.tensor("projected_norm").values,
@@ -189,6 +204,8 @@ void run_criticaladakv(const GoldenCase& golden, GoldenReport& report) {
 }
 
 void run_criticalkv(const GoldenCase& golden, GoldenReport& report) {
+  if (golden.has("runs"))
+    return compare_runs<kvevict::CriticalKV>(golden, report);
   if (golden.text("base") == "snapkv") {
     const WindowPrompt prompt(golden, "window_size");
     const Projection projection = projection_of(golden, prompt.shape);

@@ -18,8 +18,8 @@ namespace kvevict_test {
 }
 
 /// One run of a policy over a prompt, in every way in which it may be fed: Ll.RUN.scores
-/// [num_kv_heads, the first slots, those that compete], RUN.budgets, entries of every KV head, and
-/// keep.RUN [num_layers, num_kv_heads, n].
+/// [num_kv_heads, the first slots, those that compete], without heads where they share a set,
+/// RUN.budgets, entries of every KV head, and keep.RUN [num_layers, num_kv_heads, n].
 /// @param options  those that the case does not have
 template <class P>
 void compare_prompt_run(const GoldenCase& golden, GoldenReport& report, const WindowPrompt& prompt,
@@ -27,11 +27,11 @@ void compare_prompt_run(const GoldenCase& golden, GoldenReport& report, const Wi
   if constexpr (requires { options.observation_window; })
     options.observation_window = prompt.window;
   set_run_options<P>(golden, run, options);
-  const std::size_t slots = prompt.shape.num_kv_heads * prompt.len;
   for (const WindowPrompt::Way& way : prompt.ways()) {
     P policy(options, prompt.shape);
     prompt.feed(policy, way);
     const std::vector<float> scores = prompt.finished_scores(policy);
+    const std::size_t slots = scores.size() / prompt.shape.num_layers;
     for (std::size_t layer = 0; layer < prompt.shape.num_layers; ++layer) {
       const std::string record = "L" + std::to_string(layer) + "." + run + ".scores";
       const GoldenCase::Tensor& expected = golden.tensor(record);

@@ -515,6 +515,287 @@ def evolkv_1_gqa2(draw):
     }, evolkv_budgets, 5, "average")
 
 
+# SnapKV, PyramidKV, AdaKV
+
+VOTE_NOTE = (
+    "Scores: last `window` rows, softmax over all keys with the causal corner (softmax_support past: "
+    "over the keys before the window), sum over rows, then reduction of the group (mean) and pooling "
+    "(average of 5 with zeros counted; AdaKV: maximum of 7), pool_first the other way round. "
+    "Ll.X.scores [num_kv_heads, n - window]; the window and the best of the prefix stay, X.budgets "
+    "[num_layers, num_kv_heads] with the window. "
+)
+PYRAMID_NOTE = (
+    "Layer budgets beside the window, b = budget - window: lo = floor(b / beta), hi = 2 b - lo; if hi "
+    ">= n - window: hi = n - window, lo = 2 b - hi; the straight line from hi to lo by largest "
+    "remainder (ties: lower layer), official_rounding hi - l floor((hi - lo) / (L - 1)); all equal "
+    "where n < 2 b or L = 1. "
+)
+
+
+def pyramid_budgets(prompt, b, beta, official):
+    """[layers], beside the window."""
+    lo = math.floor(b / beta)
+    hi = 2 * b - lo
+    if hi >= prompt.prefix:
+        hi = prompt.prefix
+        lo = 2 * b - hi
+    if prompt.n < 2 * b or prompt.layers == 1:
+        return [b] * prompt.layers
+    if official:
+        step = (hi - lo) // (prompt.layers - 1)
+        return [hi - l * step for l in range(prompt.layers)]
+    line = [hi - l * (hi - lo) / (prompt.layers - 1) for l in range(prompt.layers)]
+    return apportion(line, b * prompt.layers, prompt.prefix)
+
+
+@case
+def snapkv_1_runs(draw):
+    prompt = Prompt(draw, 2, 6, 2, 6, 44, 5)
+    return window_tables(draw, "snapkv", VOTE_NOTE, prompt, {
+        "past": {"budget": 16, "softmax_support": "past"},
+        "sum": {"budget": 21, "group_reduce": "sum", "pool_kernel_size": 3},
+        "max": {"budget": 13, "group_reduce": "max", "pool_first": True},
+        "pool_max": {"budget": 13, "pooling": "max", "pool_kernel_size": 7},
+        "shrink": {"budget": 10, "pool_kernel_size": 9, "pool_edge": "shrink"},
+        "window_alone": {"budget": 5},
+        "all_but_one": {"budget": 43, "pool_kernel_size": 1},
+    }, lambda prompt, options: [options["budget"] - prompt.window] * 4, 5, "average")
+
+
+@case
+def pyramidkv_1_runs(draw):
+    prompt = Prompt(draw, 4, 4, 2, 5, 52, 4)
+
+    def budgets(prompt, options):
+        layers = pyramid_budgets(prompt, options["budget"] - prompt.window,
+                                 options.get("beta", 20.0), options.get("official_rounding", False))
+        return [b for b in layers for _ in range(prompt.kv_heads)]
+
+    return window_tables(draw, "pyramidkv", VOTE_NOTE + PYRAMID_NOTE, prompt, {
+        "defaults": {"budget": 17},
+        "capped": {"budget": 30, "beta": 10.0},
+        "official": {"budget": 18, "beta": 4.0, "official_rounding": True},
+        "past": {"budget": 15, "beta": 3.0, "softmax_support": "past"},
+        "flat": {"budget": 40, "beta": 2.0},
+        "fits": {"budget": 52},
+    }, budgets, 5, "average")
+
+
+ADA_NOTE = VOTE_NOTE + PYRAMID_NOTE + (
+    "Heads of a layer compete with b each (pyramid_beta above 1: the layer's of that pyramid). rule "
+    "interpolate: c_h of the H b best fall on head h, which keeps its best c_h (1 - floor) + b floor, "
+    "by largest remainder, official_rounding: half to even of c_h (1 - floor) + trunc(b floor). "
+    "guarantee: each head its best max(1, floor(b floor)), 0 for floor 0, the rest the best of all. "
+)
+
+
+def ada_counts(draw, prompt, scores, b, options):
+    """What each head of a layer keeps beside the window, and which where that is not its best."""
+    floor = options.get("floor", 0.2)
+    if options.get("floor_rule", "interpolate") == "guarantee":
+        safe = max(1, math.floor(b * floor + 1e-9)) if floor > 0 else 0
+        return [len(head) for head in guaranteed(draw, scores, b, safe)]
+    entries = [(h, i) for h, head in enumerate(scores) for i in range(len(head))]
+    won = draw.best([scores[h][i] for h, i in entries], b * len(scores))
+    counts = [sum(entries[e][0] == h for e in won) for h in range(len(scores))]
+    if options.get("official_rounding", False):
+        share = math.floor(b * floor + 1e-9)
+        return [round(c * (1 - floor) + share) for c in counts]
+    ideal = [c * (1 - floor) + b * floor for c in counts]
+    return apportion(ideal, b * len(scores), prompt.prefix)
+
+
+def ada_budgets(draw, prompt, scores, options):
+    """[layers][heads] beside the window."""
+    b = options["budget"] - prompt.window
+    layers = [b] * prompt.layers
+    if options.get("pyramid_beta", 1.0) > 1:
+        layers = pyramid_budgets(prompt, b, options["pyramid_beta"],
+                                 options.get("official_rounding", False))
+    return [ada_counts(draw, prompt, scores[l], layers[l], options) for l in range(prompt.layers)]
+
+
+def ada_scores(prompt, options):
+    return [
+        prompt.vote(
+            l, options.get("pooling", "max"), options.get("pool_kernel_size", 7),
+            options.get("group_reduce", "mean"), options.get("pool_first", False),
+            options.get("softmax_support", "all") == "past",
+        )
+        for l in range(prompt.layers)
+    ]
+
+
+@case
+def adakv_1_runs(draw):
+    case = Case("adakv", ADA_NOTE)
+    prompt = Prompt(draw, 3, 6, 3, 6, 46, 4)
+    for layer in prompt.keys:  # heads that attend more sharply than others
+        layer[1] = [[4 * x for x in key] for key in layer[1]]
+        layer[2] = [[x / 4 for x in key] for key in layer[2]]
+    prompt.write(case)
+    runs = {
+        "defaults": {"budget": 15, "pooling": "average", "pool_kernel_size": 3},
+        "half": {"budget": 13, "floor": 0.5, "group_reduce": "max"},
+        "official": {"budget": 15, "floor": 0.3, "official_rounding": True, "pool_kernel_size": 1},
+        "guarantee": {"budget": 16, "floor": 0.9, "floor_rule": "guarantee",
+                      "pool_kernel_size": 1},
+        "pyramid": {"budget": 15, "pyramid_beta": 5.0, "pool_kernel_size": 1},
+        "past": {"budget": 12, "floor": 0.0, "softmax_support": "past", "pool_kernel_size": 3},
+    }
+    case.runs(runs)
+    for run, options in runs.items():
+        scores = ada_scores(prompt, options)
+        budgets = [
+            [c + prompt.window for c in layer]
+            for layer in ada_budgets(draw, prompt, scores, options)
+        ]
+        case.tensor(run + ".budgets", "i32", budgets)
+        prompt.write_run(case, run, scores, prompt.best_per_head(draw, scores, budgets))
+    return case
+
+
+# CriticalKV
+
+CRITICAL_NOTE = (
+    "With k entries beside the window for a head, max(1, floor(k first_stage)) best by s stay (0 for "
+    "first_stage 0), the others are the best by (s + epsilon window) mean over the group of |v W_O^h|_1 "
+    "(l2_norm: _2), s the sum over the window's rows. criticalkv: k = budget - window, s as SnapKV; "
+    "criticaladakv: k and s as AdaKV; what a guarantee keeps counts in the first stage and stays "
+    "where that is smaller. "
+)
+
+
+def two_stages(draw, prompt, layer, head, scores, count, options):
+    share = options.get("first_stage", 0.5)
+    first = max(1, math.floor(count * share + 1e-9)) if share > 0 else 0
+    if options.get("floor_rule", "interpolate") == "guarantee":
+        floor = (options["budget"] - prompt.window) * options.get("floor", 0.2)
+        first = max(first, 1, math.floor(floor + 1e-9))
+    chosen = draw.best(scores, min(first, count))
+    heads = range(head * prompt.group, (head + 1) * prompt.group)
+    p = 2 if options.get("l2_norm", False) else 1
+    second = [
+        (s + options.get("epsilon", 1e-4) * prompt.window)
+        * mean([norm(projected(prompt, layer, h, value), p) for h in heads])
+        for s, value in zip(scores, prompt.values[layer][head])
+    ]
+    others = [i for i in range(prompt.prefix) if i not in chosen]
+    return chosen | draw.best(second, count - len(chosen), others)
+
+
+def criticalkv(draw, policy, note, prompt, runs, scores_of, counts_of):
+    case = Case(policy, note + CRITICAL_NOTE)
+    prompt.write(case, values=True)
+    case.runs(runs)
+    for run, options in runs.items():
+        scores = scores_of(prompt, options)
+        counts = counts_of(prompt, scores, options)
+        chosen = [
+            [
+                two_stages(draw, prompt, l, h, scores[l][h], counts[l][h], options)
+                for h in range(prompt.kv_heads)
+            ]
+            for l in range(prompt.layers)
+        ]
+        prompt.write_run(case, run, scores, chosen)
+    return case
+
+
+@case
+def criticalkv_1_runs(draw):
+    def scores_of(prompt, options):
+        return [
+            prompt.vote(l, "average", options.get("pool_kernel_size", 5))
+            for l in range(prompt.layers)
+        ]
+
+    def counts_of(prompt, scores, options):
+        return [[options["budget"] - prompt.window] * prompt.kv_heads] * prompt.layers
+
+    prompt = Prompt(draw, 2, 4, 2, 5, 42, 4, hidden=7)
+    return criticalkv(draw, "criticalkv", VOTE_NOTE, prompt, {
+        "defaults": {"budget": 15},
+        "third": {"budget": 14, "first_stage": 0.3, "pool_kernel_size": 3, "epsilon": 0.05},
+        "product": {"budget": 12, "first_stage": 0.0, "l2_norm": True},
+        "base": {"budget": 12, "first_stage": 1.0},
+    }, scores_of, counts_of)
+
+
+@case
+def criticaladakv_1_runs(draw):
+    prompt = Prompt(draw, 2, 4, 2, 5, 42, 4, hidden=6)
+    for layer in prompt.keys:
+        layer[0] = [[x / 4 for x in key] for key in layer[0]]
+    return criticalkv(draw, "criticaladakv", ADA_NOTE, prompt, {
+        "defaults": {"budget": 15, "pool_kernel_size": 3},
+        "guarantee": {"budget": 16, "floor": 0.6, "floor_rule": "guarantee", "first_stage": 0.4,
+                      "pool_kernel_size": 1},
+        "floorless": {"budget": 13, "floor": 0.0, "l2_norm": True, "pool_kernel_size": 1},
+    }, ada_scores, lambda prompt, scores, options: ada_budgets(draw, prompt, scores, options))
+
+
+# ChunkKV
+
+CHUNK_NOTE = (
+    "The paper's form. Scores of a layer: last `window` rows, softmax over all keys with the causal "
+    "corner, sum over rows, group mean, average pooling of pool_kernel_size (1), sum over KV heads: "
+    "Ll.X.scores [n - window]. Chunks of chunk_len from slot 0 up to the window, the last may be short; "
+    "sum (chunk_score mean: mean) over the chunk. The best stay in turn until the next does not fit "
+    "into budget - window; fill_rest: the best single tokens take the rest, and so they do where no "
+    "chunk fits. The same slots for all heads; with index_reuse r layers r l .. r l + r - 1 keep what "
+    "layer r l does. "
+)
+
+
+@case
+def chunkkv_2_runs(draw):
+    case = Case("chunkkv", CHUNK_NOTE)
+    prompt = Prompt(draw, 4, 4, 2, 5, 53, 4)
+    prompt.write(case)
+    runs = {
+        "sum": {"budget": 25, "chunk_len": 5},
+        "mean": {"budget": 30, "chunk_len": 10, "chunk_score": "mean", "pool_kernel_size": 5},
+        "filled": {"budget": 25, "chunk_len": 8, "fill_rest": True, "index_reuse": 2},
+        "too_small": {"budget": 11, "chunk_len": 9, "index_reuse": 3},
+        "single": {"budget": 20, "chunk_len": 1},
+    }
+    case.runs(runs)
+    for run, options in runs.items():
+        scores, chosen = [], []
+        for l in range(prompt.layers):
+            votes = prompt.vote(l, "average", options.get("pool_kernel_size", 1))
+            scores.append([math.fsum(column) for column in zip(*votes)])
+        for l in range(prompt.layers):
+            s = scores[l - l % options.get("index_reuse", 1)]
+            case.tensor("L%d.%s.scores" % (l, run), "f64", s)
+            size = options["chunk_len"]
+            chunks = [
+                range(c, min(c + size, prompt.prefix)) for c in range(0, prompt.prefix, size)
+            ]
+            worth = [
+                math.fsum(s[i] for i in c)
+                / (len(c) if options.get("chunk_score", "sum") == "mean" else 1)
+                for c in chunks
+            ]
+            left, stays, taken = options["budget"] - prompt.window, set(), 0
+            order = sorted(range(len(chunks)), key=lambda c: -worth[c])
+            for a, b in zip(order, order[1:]):
+                draw.far(worth[a], worth[b], max(worth))
+            for c in order:
+                if len(chunks[c]) > left:
+                    break
+                stays |= set(chunks[c])
+                left -= len(chunks[c])
+                taken += 1
+            if taken == 0 or options.get("fill_rest", False):
+                others = [i for i in range(prompt.prefix) if i not in stays]
+                stays |= draw.best(s, left, others)
+            chosen.append([stays] * prompt.kv_heads)
+        case.tensor("keep." + run, "u8", prompt.mask(chosen))
+    return case
+
+
 # DefensiveKV
 
 DEFENSIVE_NOTE = (

@@ -1,4 +1,5 @@
 #include "golden/drivers.hpp"
+#include "golden/prompt_runs.hpp"
 #include "golden/window_prompt.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "support/golden.hpp"
@@ -86,6 +87,8 @@ void run_kvpress(const GoldenCase& golden, GoldenReport& report) {
 }  // namespace
 
 void run_snapkv(const GoldenCase& golden, GoldenReport& report) {
+  if (golden.has("runs"))
+    return compare_prompt_runs<kvevict::SnapKV>(golden, report);
   if (!golden.has("variants"))
     return run_kvpress(golden, report);
   const WindowPrompt prompt(golden, "window");

@@ -170,20 +170,21 @@ struct WindowPrompt {
     }
     return result;
   }
-  /// The same of all layers after the stages that look at all heads, [layers, num_kv_heads, len].
+  /// The same of all lanes after the stages that look at several, [lanes, len].
   template <class P>
   [[nodiscard]] std::vector<float> finished_scores(const P& policy) const {
     const auto full = view(len);
     const kvevict::ViewRef ref(full);
     kvevict::Scratch scratch;
     const kvevict::ScoreInput input{ref, policy.sequence(), kvevict::kernels::best(), scratch};
-    std::vector<float> all(shape.num_layers * shape.num_kv_heads * len);
+    std::vector<float> all(policy.sequence().num_lanes() * len);
     std::vector<kvevict::ScoredLane> lanes;
     for (std::size_t lane = 0; lane * len < all.size(); ++lane) {
       lanes.push_back({lane, std::span(all).subspan(lane * len, len), {}, {}});
       policy.method().score(input, lane, lanes.back().scores);
     }
-    policy.method().normalise(lanes, input);
+    if constexpr (requires { policy.method().normalise(lanes, input); })
+      policy.method().normalise(lanes, input);
     return all;
   }
   /// The mask as [layers, num_kv_heads, len].
