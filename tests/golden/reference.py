@@ -336,12 +336,12 @@ def by_layer(numbers, heads):
 
 ROCKET_NOTE = (
     "Stage 1. Rows: the last `window` queries, softmax over all keys with the causal corner (all) "
-    "or over the keys before the window (past); sum over rows, then over the group "
-    "(group_reduce), then maximum pooling; the window and the best of the prefix stay, the lower "
-    "slot of equal ones. With split: S = n + max_new_tokens, T = budget, c = S / T, alpha = "
-    "min(.2 + .06 log2 c, .8), cap = int(S / c^alpha), X.budgets [num_layers, num_kv_heads] = "
-    "min(S, cap) - max_new_tokens, everything if S <= T, never less than the window; without: the "
-    "budget itself. Ll.X.scores [num_kv_heads, n - window]."
+    "or over the keys before the window (past); sum over rows, then over the group (group_reduce), "
+    "then maximum pooling; the window and the best of the prefix stay, the lower slot of equal "
+    "ones. With split: S = n + max_new_tokens, T = budget, c = S / T, alpha = min(.2 + .06 log2 c, "
+    ".8), cap = int(S / c^alpha), X.budgets [num_layers, num_kv_heads] = min(S, cap) - "
+    "max_new_tokens, everything if S <= T, never less than the window; without: the budget itself. "
+    "Ll.X.scores [num_kv_heads, n - window]."
 )
 
 
@@ -406,9 +406,9 @@ def rocketkv_2_wide(draw):
 HEADKV_NOTE = (
     "Scores: last `window` rows, softmax over all keys with the causal corner, sum over rows, "
     "group mean, maximum pooling. b = budget - window, share = floor(b / beta), s = "
-    "head_scores^power, summed over each group where they are given per query head, made to sum "
-    "to 1 (the power after the groups); a KV head gets beside the window s share L H + b - share: "
-    "by largest remainder, the sum conserved, what exceeds n - window going to the others in "
+    "head_scores^power, summed over each group where they are given per query head, made to sum to "
+    "1 (the power after the groups); a KV head gets beside the window s share L H + b - share: by "
+    "largest remainder, the sum conserved, what exceeds n - window going to the others in "
     "proportion; official_rounding: each rounded half to even and cut at n - window. X.budgets "
     "[num_layers, num_kv_heads] with the window."
 )
@@ -518,15 +518,15 @@ def evolkv_1_gqa2(draw):
 # SnapKV, PyramidKV, AdaKV
 
 VOTE_NOTE = (
-    "Scores: last `window` rows, softmax over all keys with the causal corner (softmax_support past: "
-    "over the keys before the window), sum over rows, then reduction of the group (mean) and pooling "
-    "(average of 5 with zeros counted; AdaKV: maximum of 7), pool_first the other way round. "
-    "Ll.X.scores [num_kv_heads, n - window]; the window and the best of the prefix stay, X.budgets "
-    "[num_layers, num_kv_heads] with the window. "
+    "Scores: last `window` rows, softmax over all keys with the causal corner (softmax_support "
+    "past: over the keys before the window), sum over rows, then reduction of the group (mean) and "
+    "pooling (average of 5 with zeros counted; AdaKV: maximum of 7), pool_first the other way "
+    "round. Ll.X.scores [num_kv_heads, n - window]; the window and the best of the prefix stay, "
+    "X.budgets [num_layers, num_kv_heads] with the window. "
 )
 PYRAMID_NOTE = (
-    "Layer budgets beside the window, b = budget - window: lo = floor(b / beta), hi = 2 b - lo; if hi "
-    ">= n - window: hi = n - window, lo = 2 b - hi; the straight line from hi to lo by largest "
+    "Layer budgets beside the window, b = budget - window: lo = floor(b / beta), hi = 2 b - lo; if "
+    "hi >= n - window: hi = n - window, lo = 2 b - hi; the straight line from hi to lo by largest "
     "remainder (ties: lower layer), official_rounding hi - l floor((hi - lo) / (L - 1)); all equal "
     "where n < 2 b or L = 1. "
 )
@@ -582,10 +582,11 @@ def pyramidkv_1_runs(draw):
 
 
 ADA_NOTE = VOTE_NOTE + PYRAMID_NOTE + (
-    "Heads of a layer compete with b each (pyramid_beta above 1: the layer's of that pyramid). rule "
-    "interpolate: c_h of the H b best fall on head h, which keeps its best c_h (1 - floor) + b floor, "
-    "by largest remainder, official_rounding: half to even of c_h (1 - floor) + trunc(b floor). "
-    "guarantee: each head its best max(1, floor(b floor)), 0 for floor 0, the rest the best of all. "
+    "Heads of a layer compete with b each (pyramid_beta above 1: the layer's of that pyramid). "
+    "rule interpolate: c_h of the H b best fall on head h, which keeps its best c_h (1 - floor) + "
+    "b floor, by largest remainder, official_rounding: half to even of c_h (1 - floor) + trunc(b "
+    "floor). guarantee: each head its best max(1, floor(b floor)), 0 for floor 0, the rest the "
+    "best of all. "
 )
 
 
@@ -658,11 +659,11 @@ def adakv_1_runs(draw):
 # CriticalKV
 
 CRITICAL_NOTE = (
-    "With k entries beside the window for a head, max(1, floor(k first_stage)) best by s stay (0 for "
-    "first_stage 0), the others are the best by (s + epsilon window) mean over the group of |v W_O^h|_1 "
-    "(l2_norm: _2), s the sum over the window's rows. criticalkv: k = budget - window, s as SnapKV; "
-    "criticaladakv: k and s as AdaKV; what a guarantee keeps counts in the first stage and stays "
-    "where that is smaller. "
+    "With k entries beside the window for a head, max(1, floor(k first_stage)) best by s stay (0 "
+    "for first_stage 0), the others are the best by (s + epsilon window) mean over the group of |v "
+    "W_O^h|_1 (l2_norm: _2), s the sum over the window's rows. criticalkv: k = budget - window, s "
+    "as SnapKV; criticaladakv: k and s as AdaKV; what a guarantee keeps counts in the first stage "
+    "and stays where that is smaller. "
 )
 
 
@@ -738,13 +739,13 @@ def criticaladakv_1_runs(draw):
 # ChunkKV
 
 CHUNK_NOTE = (
-    "The paper's form. Scores of a layer: last `window` rows, softmax over all keys with the causal "
-    "corner, sum over rows, group mean, average pooling of pool_kernel_size (1), sum over KV heads: "
-    "Ll.X.scores [n - window]. Chunks of chunk_len from slot 0 up to the window, the last may be short; "
-    "sum (chunk_score mean: mean) over the chunk. The best stay in turn until the next does not fit "
-    "into budget - window; fill_rest: the best single tokens take the rest, and so they do where no "
-    "chunk fits. The same slots for all heads; with index_reuse r layers r l .. r l + r - 1 keep what "
-    "layer r l does. "
+    "The paper's form. Scores of a layer: last `window` rows, softmax over all keys with the "
+    "causal corner, sum over rows, group mean, average pooling of pool_kernel_size (1), sum over "
+    "KV heads: Ll.X.scores [n - window]. Chunks of chunk_len from slot 0 up to the window, the "
+    "last may be short; sum (chunk_score mean: mean) over the chunk. The best stay in turn until "
+    "the next does not fit into budget - window; fill_rest: the best single tokens take the rest, "
+    "and so they do where no chunk fits. The same slots for all heads; with index_reuse r layers r "
+    "l .. r l + r - 1 keep what layer r l does. "
 )
 
 
@@ -910,14 +911,13 @@ def defensivekv_3_mha(draw):
 # DropKV
 
 DROPKV_NOTE = (
-    "Per query head and row t of the window, p = softmax over all keys with the causal corner, o "
-    "= sum p v: s_j = sum over rows of (p_j / (1 - p_j))^2 |v_j - o|^2, mean over the group, "
-    "average pooling with zeros counted over the prefix. The best budget - window of the prefix "
-    "stay and the window. Runs with floor: AdaKV over these scores, rule guarantee: each head "
-    "keeps its best max(1, floor(budget floor)), the window among them (floor_of_whole 0: max(1, "
-    "floor((budget - window) floor)) beside the window), none for floor 0; the rest of the "
-    "layer's num_kv_heads budget goes to the best of all heads. Ll.X.scores [num_kv_heads, n - "
-    "window]."
+    "Per query head and row t of the window, p = softmax over all keys with the causal corner, o = "
+    "sum p v: s_j = sum over rows of (p_j / (1 - p_j))^2 |v_j - o|^2, mean over the group, average "
+    "pooling with zeros counted over the prefix. The best budget - window of the prefix stay and "
+    "the window. Runs with floor: AdaKV over these scores, rule guarantee: each head keeps its "
+    "best max(1, floor(budget floor)), the window among them (floor_of_whole 0: max(1, "
+    "floor((budget - window) floor)) beside the window), none for floor 0; the rest of the layer's "
+    "num_kv_heads budget goes to the best of all heads. Ll.X.scores [num_kv_heads, n - window]."
 )
 
 
@@ -1038,12 +1038,12 @@ class Steps:
 
 HEAVY_NOTE = (
     "Step t (0-based) appends position P + t; the row of query head h at step t is the softmax of "
-    "logits[t, h, :] over the positions still cached (the new one included). Prefill row t of "
-    "head h is the softmax of prefill_logits[h, t, 0..t]. Cut to heavy + recent after the prefill "
-    "and after every step: the newest `recent` (current token included, R14) stay, of the others "
-    "the best `heavy`, of which the first num_sink_tokens of the text are in any case; a new "
-    "token starts with its own column mass. Percentages are of the prompt, rounded down. evicted "
-    "-1: none. lifetime_mean: divided by the rows that could see the token. Run shared, or scope "
+    "logits[t, h, :] over the positions still cached (the new one included). Prefill row t of head "
+    "h is the softmax of prefill_logits[h, t, 0..t]. Cut to heavy + recent after the prefill and "
+    "after every step: the newest `recent` (current token included, R14) stay, of the others the "
+    "best `heavy`, of which the first num_sink_tokens of the text are in any case; a new token "
+    "starts with its own column mass. Percentages are of the prompt, rounded down. evicted -1: "
+    "none. lifetime_mean: divided by the rows that could see the token. Run shared, or scope "
     "model: one set for all heads, the mean over all query heads. "
 )
 
@@ -1203,14 +1203,14 @@ def keyformer_2_mha(draw):
 
 FASTGEN_NOTE = (
     "Rows as in the h2o cases, group means. labels u8 [positions]: 1 special, 2 punctuation. "
-    "X.profile [num_kv_heads]: the first of 0 special, 1 + punctuation, 2 + heavy, 3 + recent "
-    "that holds `recovery` of the attention, mean over the prompt's rows of what falls on its "
-    "tokens, else 4 (everything). Heavy: the `heavy` best tokens without a label by column sums "
-    "at the end of the prompt; recent: each row's newest `recent`. Percentages are of the prompt. "
-    "After the prompt and each step a head keeps its labelled tokens; one of profile 2 or 3 has "
-    "room for `heavy` (and `recent`) more: the newest `recent`, then the best by sums of all rows "
-    "so far. keep.X.prefill [num_kv_heads, num_prompt], keep.X [num_kv_heads, positions], "
-    "X.evicted [steps, num_kv_heads]."
+    "X.profile [num_kv_heads]: the first of 0 special, 1 + punctuation, 2 + heavy, 3 + recent that "
+    "holds `recovery` of the attention, mean over the prompt's rows of what falls on its tokens, "
+    "else 4 (everything). Heavy: the `heavy` best tokens without a label by column sums at the end "
+    "of the prompt; recent: each row's newest `recent`. Percentages are of the prompt. After the "
+    "prompt and each step a head keeps its labelled tokens; one of profile 2 or 3 has room for "
+    "`heavy` (and `recent`) more: the newest `recent`, then the best by sums of all rows so far. "
+    "keep.X.prefill [num_kv_heads, num_prompt], keep.X [num_kv_heads, positions], X.evicted "
+    "[steps, num_kv_heads]."
 )
 
 
@@ -1352,17 +1352,17 @@ def fastgen_2_gqa2(draw):
 BLOCK_NOTE = (
     "One layer, one set for all heads. x = the mean row over all query heads; s starts with "
     "fmax(sum of x over the last observation_window rows of the prompt), each decoded token adds "
-    "fmax(x); fmax(x)[i] = max x[i .. i + pool_width - 1], over what is cached, in slots. Score "
-    "s, lifetime_mean: s / rows that counted for the token. A cut is due at the end of the prompt "
-    "or of a step when n >= budget + block_size tokens are cached and leaves budget + n mod "
+    "fmax(x); fmax(x)[i] = max x[i .. i + pool_width - 1], over what is cached, in slots. Score s, "
+    "lifetime_mean: s / rows that counted for the token. A cut is due at the end of the prompt or "
+    "of a step when n >= budget + block_size tokens are cached and leaves budget + n mod "
     "block_size: the first num_sink_tokens, the newest recent_window + n mod block_size, of the "
     "blocks between, counted from slot 0, those of the largest sums, the earlier of equal ones. "
-    "event.I.step -1: the prompt's. With num_representatives R (KVCrush) that many blocks less "
-    "are chosen so; a token's bit is 1 if it is in the better half, rounded down, of all tokens "
+    "event.I.step -1: the prompt's. With num_representatives R (KVCrush) that many blocks less are "
+    "chosen so; a token's bit is 1 if it is in the better half, rounded down, of all tokens "
     "between; of the blocks left, ordered by Hamming distance to the anchor (equal ones the "
-    "earlier first), those with index 0, k, 2 k, .. stay, k = floor(blocks left / R); anchor "
-    "mean: 1 where more than half of all blocks between have a 1. Events of run X: "
-    "X.event.I.step, .positions and .scores before the cut, .kept after it."
+    "earlier first), those with index 0, k, 2 k, .. stay, k = floor(blocks left / R); anchor mean: "
+    "1 where more than half of all blocks between have a 1. Events of run X: X.event.I.step, "
+    ".positions and .scores before the cut, .kept after it."
 )
 
 
@@ -1482,11 +1482,11 @@ THINKV_NOTE = (
     "transition_from on a transition, else reasoning. When a transition is complete, all segments "
     "before it go one level down the schedule (at most to its end); while the prompt, the open "
     "segment and what the levels allow exceed the budget, the oldest of the least important "
-    "complete segments (transition, execution, reasoning) goes one level down, those at the end "
-    "of the schedule only when all are: then they lose what is left. A segment keeps the tokens "
-    "nearest to k-means centroids of its keys, per KV head: start at tokens floor((2 i + 1) n / "
-    "(2 k)), Lloyd rounds until nothing changes, at most max_rounds, then each centroid in turn "
-    "takes its nearest free token. X.event.I.step, .kept [num_layers, num_kv_heads, count]."
+    "complete segments (transition, execution, reasoning) goes one level down, those at the end of "
+    "the schedule only when all are: then they lose what is left. A segment keeps the tokens "
+    "nearest to k-means centroids of its keys, per KV head: start at tokens floor((2 i + 1) n / (2 "
+    "k)), Lloyd rounds until nothing changes, at most max_rounds, then each centroid in turn takes "
+    "its nearest free token. X.event.I.step, .kept [num_layers, num_kv_heads, count]."
 )
 
 
@@ -1659,8 +1659,8 @@ def thinkv_2_layers(draw):
 # VaSE
 
 VASE_NOTE = (
-    "Candidates: all but the newest recent_window. Scores: the last `window` queries, softmax "
-    "over the candidates only (none behind the query's own token), mean over the queries, average "
+    "Candidates: all but the newest recent_window. Scores: the last `window` queries, softmax over "
+    "the candidates only (none behind the query's own token), mean over the queries, average "
     "pooling with zeros counted per query head, group mean. Per KV head stay: the newest, the "
     "first num_sink_tokens, with them `reserve` of the budget (a quarter), sinks included, by the "
     "largest max_c v_c - min_c v_c, and the best by score up to the budget. Nothing goes where n "
@@ -1742,11 +1742,11 @@ NESTED_NOTE = (
     "the own block), blocks of clip(n / 32, 128, 256) counted from slot 0, a_c = -u . mean(u of "
     "the trailing_window slots up to the own), each scaled by its range per head to [0, 1]. "
     "Weights softmax(ln(.4, .4, .2) + gap_gain gap), gap = mean of the highest tenth (floor(n / "
-    "10), at least 1) - mean of the lowest; d = deviation of a token's three, scaled by its "
-    "range, alpha = sigmoid(gate_gain (d - mean d - gate_centre)); score = (1 - alpha) sum w a + "
-    "alpha max a. Heads of a layer compete: each keeps its best max(1, floor(budget floor)) (none "
-    "for floor 0, but one at least), the rest of num_kv_heads budget goes to the best of all "
-    "heads. Ll.X.scores [num_kv_heads, n]."
+    "10), at least 1) - mean of the lowest; d = deviation of a token's three, scaled by its range, "
+    "alpha = sigmoid(gate_gain (d - mean d - gate_centre)); score = (1 - alpha) sum w a + alpha "
+    "max a. Heads of a layer compete: each keeps its best max(1, floor(budget floor)) (none for "
+    "floor 0, but one at least), the rest of num_kv_heads budget goes to the best of all heads. "
+    "Ll.X.scores [num_kv_heads, n]."
 )
 
 
@@ -1943,8 +1943,8 @@ LAGKV_NOTE = (
     "cut once the next is complete, at the end of the prompt or of a step, and never again: "
     "per_partition of it stay (a share is rounded down) by s(k) + value_weight s(v), s = softmax "
     "over the partition of the deviation over channels (d - 1) of (x - low) / (high - low), the "
-    "range per channel of the next partition, a channel without range 0. Step t appends position "
-    "P + t, step -1 is the end of the prompt. keys, values [num_kv_heads, positions, head_dim]; "
+    "range per channel of the next partition, a channel without range 0. Step t appends position P "
+    "+ t, step -1 is the end of the prompt. keys, values [num_kv_heads, positions, head_dim]; "
     "X.event.I.step, .kept [num_kv_heads, count]."
 )
 
@@ -2018,9 +2018,9 @@ def lagkv_1_recursive(draw):
 RAAS_NOTE = (
     "Step t (0-based) appends position P + t; the row of query head h at step t is the softmax of "
     "logits[t, h, :] over the positions still cached (the new one included). Decode pages of "
-    "`page` tokens; the prompt is never evicted. Each step: page mass = sum over the page's "
-    "tokens of the mean over all heads of the row; stamp above_threshold: mass > alpha, top_half: "
-    "the better half of the pages, rounded up, gives the stamp of this step, and the page that is "
+    "`page` tokens; the prompt is never evicted. Each step: page mass = sum over the page's tokens "
+    "of the mean over all heads of the row; stamp above_threshold: mass > alpha, top_half: the "
+    "better half of the pages, rounded up, gives the stamp of this step, and the page that is "
     "written has it in any case. When the cached decode tokens exceed budget, the page with the "
     "oldest stamp goes, whole, the later one of equal ones (R3). evicted: page or -1; kept: "
     "positions."
@@ -2082,9 +2082,9 @@ def raas_2_top_half(draw):
 @case
 def chunkkv_1_keydiff_partial(draw):
     case = Case("chunkkv", (
-        "chunk score = mean over the chunk of the sum over KV heads of -cos(k, mean of unit "
-        "keys), the partial last chunk by its own length; max(1, int(chunks (1-ratio))) chunks "
-        "kept, the same slots for all heads"))
+        "chunk score = mean over the chunk of the sum over KV heads of -cos(k, mean of unit keys), "
+        "the partial last chunk by its own length; max(1, int(chunks (1-ratio))) chunks kept, the "
+        "same slots for all heads"))
     heads, n, size = 3, 45, 7
     keys = draw.numbers(heads, n, 4)
     case.shape(6, heads, 4, n=n, chunk_length=size)
@@ -2118,16 +2118,16 @@ EPIKV_NOTE = (
     "[num_layers, steps, dim], last_prompt [num_layers, dim], keys [num_layers, num_kv_heads, "
     "positions, head_dim]. g_t = |h_t - h_(t-1)|, z_t = (g_t - mean) / deviation over the last "
     "`window` of them, t included (population; 0 for one value or no spread), frozen. Over "
-    "`budget` cached tokens, the prompt and the newest recent_window decoded tokens stay. "
-    "X.method attention: the best of the others by minmax(attention received from decoded tokens, "
-    "mean over layers and query heads) + hidden_weight minmax(z of `layers`), ranges over the "
-    "decoded tokens in the cache, 0 where there is none. segment_hs, seg: the others form "
-    "segments of segment_len, the last is short; importance is - the entropy, inside the segment, "
-    "of the newest row, mean over the query heads of the last four layers (segment_hs), or the "
-    "mean over its tokens, layers and KV heads of the variance (d - 1) of the key's channels "
-    "(seg); that of rank r of m (equal: older first) is in third floor(3 r / m) and keeps at most "
-    "cap_high, cap_middle or cap_low of its best by z of layers_a - z of layers_b; oldest first "
-    "until the budget is used up. X.event.I.step, .kept: positions after a cut."
+    "`budget` cached tokens, the prompt and the newest recent_window decoded tokens stay. X.method "
+    "attention: the best of the others by minmax(attention received from decoded tokens, mean over "
+    "layers and query heads) + hidden_weight minmax(z of `layers`), ranges over the decoded tokens "
+    "in the cache, 0 where there is none. segment_hs, seg: the others form segments of "
+    "segment_len, the last is short; importance is - the entropy, inside the segment, of the "
+    "newest row, mean over the query heads of the last four layers (segment_hs), or the mean over "
+    "its tokens, layers and KV heads of the variance (d - 1) of the key's channels (seg); that of "
+    "rank r of m (equal: older first) is in third floor(3 r / m) and keeps at most cap_high, "
+    "cap_middle or cap_low of its best by z of layers_a - z of layers_b; oldest first until the "
+    "budget is used up. X.event.I.step, .kept: positions after a cut."
 )
 
 
@@ -2246,13 +2246,13 @@ def epikv_ablations_1(draw):
 ADAPTIVE_NOTE = (
     "One layer, one set for all heads; areas, cuts and rows as in the block_eviction cases. Score "
     "of a token: fmax of the mean over the newest observation_window rows (those that there were, "
-    "as they were given, divided by observation_window) and all query heads. Of the blocks "
-    "between sinks and recent tokens the ones of the largest sums stay until they hold "
-    "attention_mass of all sums, at most the budget's; the rest of the budget goes to the blocks "
-    "of the largest diversity: - sum over its tokens i of the mean over the tokens j not chosen "
-    "so far and over KV heads of c(i, j), the cosine of the keys, 0 for i = j, set to 0 where it "
-    "is below the mean of its row over all tokens between. keys [num_kv_heads, positions, "
-    "head_dim]. X.event.I.step, .positions, .kept."
+    "as they were given, divided by observation_window) and all query heads. Of the blocks between "
+    "sinks and recent tokens the ones of the largest sums stay until they hold attention_mass of "
+    "all sums, at most the budget's; the rest of the budget goes to the blocks of the largest "
+    "diversity: - sum over its tokens i of the mean over the tokens j not chosen so far and over "
+    "KV heads of c(i, j), the cosine of the keys, 0 for i = j, set to 0 where it is below the mean "
+    "of its row over all tokens between. keys [num_kv_heads, positions, head_dim]. X.event.I.step, "
+    ".positions, .kept."
 )
 
 
@@ -2340,10 +2340,10 @@ def adaptive_rkv_1_gqa2(draw):
 AGGREGATED_NOTE = (
     "TOVA's score s, the newest row, mean over all query heads (scope head: over the group), made "
     "into m by a rule over the steps since the token came; the prompt is one step, sampled by its "
-    "last row. m_1 = s_1, then single s_t, frozen s_1, ema decay m + (1 - decay) s, cumulative "
-    "the sum, lifetime_mean the mean, decayed_sum decay m + s, max. Cut to budget after the "
-    "prompt and every step. Rows as in the h2o cases. X.prefill_kept, X.evicted [steps, lanes], "
-    "X.kept, X.scores: m of what is kept."
+    "last row. m_1 = s_1, then single s_t, frozen s_1, ema decay m + (1 - decay) s, cumulative the "
+    "sum, lifetime_mean the mean, decayed_sum decay m + s, max. Cut to budget after the prompt and "
+    "every step. Rows as in the h2o cases. X.prefill_kept, X.evicted [steps, lanes], X.kept, "
+    "X.scores: m of what is kept."
 )
 
 
