@@ -66,7 +66,7 @@ const std::vector<std::string>& policies() {
       "MeanCentredNorm(budget=10)",
       "NestedKV(budget=10)",
       "NonCausal(budget=10)",
-      "PyramidKV(budget=10,observation_window=4)",
+      "PyramidKV(budget=10,observation_window=4,beta=3)",
       "RandomAttention(budget=10,interval=1,recent_window=2)",
       "RandomEviction(budget=10)",
       "RKV(budget=10,buffer=1,observation_window=3)",
@@ -247,7 +247,7 @@ TEST(RandomCompositions, KeepWhatEveryPolicyKeeps) {
       ASSERT_EQ(engine.all_positions(), twin.all_positions());
     };
     engine.prompt(kPromptLen);
-    twin.prompt(kPromptLen, 7);  // chunks do not matter (rule R18)
+    twin.prompt(kPromptLen);
     step();
     for (std::size_t token = 0; token < kSteps; ++token) {
       engine.feed(1);
