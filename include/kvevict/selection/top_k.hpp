@@ -155,27 +155,47 @@ struct Threshold {
 // policies that evict a token in every step.
 inline void drop_worst(std::span<const ScoredLane> lanes,
                        const kernels::KernelSet& kernel) noexcept {
+  constexpr std::size_t kStretch = 16;  // words that are looked at together
   std::uint32_t worst = std::numeric_limits<std::uint32_t>::max();
+  // Where it is: the last such key of these slots.
   std::size_t worst_lane = 0;
-  std::size_t worst_slot = 0;
+  std::size_t first = 0;
+  std::size_t last = 0;
+  const auto take = [&](std::uint32_t key, std::size_t l, std::size_t from, std::size_t to) {
+    if (key > worst)
+      return;
+    worst = key;
+    worst_lane = l;
+    first = from;
+    last = to;
+  };
   for (std::size_t l = 0; l < lanes.size(); ++l) {
-    for_each_score_word(lanes[l],
-                        [&](std::size_t w, std::uint64_t bits, const float* scores, std::size_t n) {
-                          if (kernel.lowest_key(scores, n) > worst)
-                            return;
-                          for_each_bit({&bits, 1}, [&](std::size_t b) {
-                            const std::uint32_t key = kernels::order_key(scores[b]);
-                            if (key <= worst) {
-                              worst = key;
-                              worst_lane = l;
-                              worst_slot = w * 64 + b;
-                            }
-                          });
-                        });
-    for (std::size_t w = 0; w < lanes[l].keep.size(); ++w)
-      lanes[l].keep[w] |= lanes[l].candidates[w];
+    const ScoredLane& lane = lanes[l];
+    const std::size_t num_words = lane.candidates.size();
+    for (std::size_t w = 0; w < num_words;) {
+      lane.keep[w] |= lane.candidates[w];
+      const std::size_t from = w * 64;
+      const std::uint64_t bits = lane.candidates[w++];
+      if (bits == 0)
+        continue;
+      const bool full = bits == lowest_bits(lane.scores.size() - from);
+      for (const std::size_t end = std::min(w - 1 + kStretch, num_words);
+           full && w < end && lane.candidates[w] == lowest_bits(lane.scores.size() - w * 64); ++w)
+        lane.keep[w] |= lane.candidates[w];
+      const std::size_t to = std::min(w * 64, lane.scores.size());
+      const std::uint32_t lowest = kernel.lowest_key(lane.scores.data() + from, to - from);
+      if (full) {
+        take(lowest, l, from, to);
+      } else if (lowest <= worst) {
+        for_each_bit({&bits, 1}, [&](std::size_t b) {
+          take(kernels::order_key(lane.scores[from + b]), l, from + b, from + b + 1);
+        });
+      }
+    }
   }
-  clear_bit(lanes[worst_lane].keep, worst_slot);
+  while (last - first > 1 && kernels::order_key(lanes[worst_lane].scores[last - 1]) != worst)
+    --last;
+  clear_bit(lanes[worst_lane].keep, last - 1);
 }
 
 }  // namespace detail
