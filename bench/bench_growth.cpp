@@ -97,13 +97,15 @@ views::ContiguousView next_view(std::size_t n, bool with_values = false) {
 template <class P>
 void score(benchmark::State& state, std::size_t n) {
   P policy({}, kShape);
-  policy.begin(n);
-  policy.append(n);
-  policy.end_prefill(next_view(n));
   Scratch scratch;
   std::vector<float> scores(n);
   for (auto _ : state) {
     const views::ContiguousView view = next_view(n);
+    // A prompt of its own: what a policy made of a key it may remember.
+    policy.reset();
+    policy.begin(n);
+    policy.append(n);
+    policy.end_prefill(view);
     const ViewRef ref(view);
     policy.method().score({ref, policy.sequence(), kernels::best(), scratch}, 0, scores);
     benchmark::DoNotOptimize(scores.data());

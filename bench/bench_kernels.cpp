@@ -122,10 +122,7 @@ void projected_norms() {
   std::vector<float>& factor = keep(std::vector<float>(kDim * kDim));
   kernels::gram_cholesky(weight.data(), kDim, kHidden, kHidden, factor.data());
   std::vector<float>& out = keep(std::vector<float>(kRows));
-  const Work work{.ceiling = "fma",
-                  .flops = static_cast<double>(kRows * kDim * (kDim + 1)),
-                  .target_ratio = 120,
-                  .target_ceiling_fraction = 0.7};
+  const Work work{.ceiling = "fma", .flops = static_cast<double>(kRows * kDim * (kDim + 1))};
   add("kernel/projected_norms", "naive", {}, [&] {
     const RowMatrix product =
         ConstMap(values.data(), kRows, kDim) * ConstMap(weight.data(), kDim, kHidden);
@@ -152,10 +149,7 @@ void window_columns() {
   std::vector<float>& queries = keep(normal_values(kWindow * kDim, 4));
   std::vector<float>& out = keep(std::vector<float>(kKeys));
   const CacheShape shape{.num_layers = 1, .num_q_heads = 1, .num_kv_heads = 1, .head_dim = kDim};
-  const Work work{.ceiling = "fma",
-                  .flops = 2.0 * kWindow * kKeys * kDim,
-                  .target_ratio = 3,
-                  .target_ceiling_fraction = 0.5};
+  const Work work{.ceiling = "fma", .flops = 2.0 * kWindow * kKeys * kDim};
   add("kernel/window_columns", "naive", {}, [&] {
     RowMatrix rows = ConstMap(queries.data(), kWindow, kDim) *
                      ConstMap(keys.data(), kKeys, kDim).transpose() / std::sqrt(float{kDim});
@@ -196,7 +190,7 @@ void rows_in_memory() {
   std::vector<float>& rows = keep(normal_values(kRows * kDim, 5));
   std::vector<std::byte>& blocks = keep_q8_0(rows);
   std::vector<float>& out = keep(std::vector<float>(kRows));
-  const Work work{.ceiling = "read", .bytes = 4.0 * kRows * kDim, .target_ceiling_fraction = 0.85};
+  const Work work{.ceiling = "read", .bytes = 4.0 * kRows * kDim};
   const Work q8_0_work{.ceiling = "read", .bytes = static_cast<double>(blocks.size())};
   add("kernel/one_query_dots", "naive", {}, [&] {
     Eigen::Map<Eigen::VectorXf>(out.data(), kRows) =
@@ -255,7 +249,7 @@ void passes_over_slots() {
   std::vector<float>& out = keep(std::vector<float>(kSlots));
   using Map = Eigen::Map<Eigen::ArrayXf>;
   const auto work = [](double arrays) {
-    return Work{.ceiling = "l2", .bytes = 4.0 * arrays * kSlots, .target_ceiling_fraction = 0.85};
+    return Work{.ceiling = "l2", .bytes = 4.0 * arrays * kSlots};
   };
   add("kernel/exp_shifted", "naive", {}, [&] {
     Map(out.data(), kSlots) = (Map(x.data(), kSlots) - 4.0F).exp();
@@ -454,12 +448,11 @@ void global_top_k() {
       mask[indices[i] / 64] |= std::uint64_t{1} << (indices[i] % 64);
     }
   });
-  add("kernel/global_top_k", "scalar",
-      {.ceiling = "read", .bytes = 4.0 * kScores, .target_ratio = 5}, [&] {
-        std::fill(mask.begin(), mask.end(), 0);
-        const ScoredLane lane{0, scores, candidates, mask};
-        select_top_k({&lane, 1}, kScores / 10);
-      });
+  add("kernel/global_top_k", "scalar", {.ceiling = "read", .bytes = 4.0 * kScores}, [&] {
+    std::fill(mask.begin(), mask.end(), 0);
+    const ScoredLane lane{0, scores, candidates, mask};
+    select_top_k({&lane, 1}, kScores / 10);
+  });
 }
 
 // Nine tenths of an f16 cache go at random; the rest moves to the front of each lane.
@@ -501,13 +494,12 @@ void compaction() {
       benchmark::DoNotOptimize(gathered.data());
     }
   });
-  add("kernel/compact_f16", "scalar",
-      {.ceiling = "copy", .bytes = moved, .target_ceiling_fraction = 0.8}, [&, shape] {
-        const auto tensor = [](std::vector<std::uint16_t>& data) {
-          return views::Tensor::hnd(data.data(), ElementType::kF16, kSlots, kHeads, kDim);
-        };
-        compact(views::ContiguousView(shape, tensor(keys), tensor(values), kSlots), mask);
-      });
+  add("kernel/compact_f16", "scalar", {.ceiling = "copy", .bytes = moved}, [&, shape] {
+    const auto tensor = [](std::vector<std::uint16_t>& data) {
+      return views::Tensor::hnd(data.data(), ElementType::kF16, kSlots, kHeads, kDim);
+    };
+    compact(views::ContiguousView(shape, tensor(keys), tensor(values), kSlots), mask);
+  });
 }
 
 const bool kRegistered = [] {
