@@ -2,6 +2,7 @@
 #define KVEVICT_COMPOSITION_PARTS_HPP_
 
 #include "kvevict/allocation/allocation.hpp"
+#include "kvevict/allocation/apportion.hpp"
 #include "kvevict/allocation/budget_tables.hpp"
 #include "kvevict/allocation/lane_table.hpp"
 #include "kvevict/allocation/pyramid.hpp"
@@ -269,6 +270,8 @@ struct EditsOfAdditions {
   bool prompts_only = false;                  // what is decoded comes on top of the budgets
   bool whole_prompts = false;                 // until they are complete
   std::optional<std::size_t> windows_budget;  // of a policy without scores: nothing else stays
+  std::size_t least = 0;  // tokens of every lane of a recipe's own table: added windows
+  mutable std::vector<std::size_t> lifted = {};  // [lanes] if there is a least; memory
 
   void operator()(Allocation& allocation, const Sequence& sequence) const noexcept {
     if (budgets) {
@@ -276,6 +279,11 @@ struct EditsOfAdditions {
       allocation.budget = table.budget;
       allocation.lane_budgets = table.lane_budgets;
       allocation.headroom = 0;  // a table says what is kept, not what may gather above it
+    }
+    if (least > 0 && !allocation.lane_budgets.empty()) {
+      std::copy(allocation.lane_budgets.begin(), allocation.lane_budgets.end(), lifted.begin());
+      lift(lifted, [&](std::size_t) { return least; });
+      allocation.lane_budgets = lifted;
     }
     allocation.competition = competition.value_or(allocation.competition);
     if (windows_budget && allocation.lane_budgets.empty())
@@ -442,6 +450,13 @@ struct WithAdditions : Base {
     if constexpr (kScoresNothing) {
       const Protection stays = protection(options);
       edits.windows_budget = saturating_add(stays.num_sink_tokens, stays.recent_window);
+    }
+    if (added.windows && !edits.budgets) {
+      if constexpr (requires { protection(options); }) {
+        const Protection windows = protection(options);
+        edits.least = saturating_add(windows.num_sink_tokens, windows.recent_window);
+        edits.lifted.resize(shape.num_lanes(Base::scope(options)));
+      }
     }
     return EditedAllocator(allocator_of<Base>(options, shape), std::move(edits));
   }

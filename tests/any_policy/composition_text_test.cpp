@@ -458,6 +458,21 @@ TEST(CompositionText, ATableOverAPolicyThatCutsInBatches) {
   EXPECT_EQ(policy.select(cache.view()).total_count(), 64U);
 }
 
+// The pyramid of 6 beside a window of 8, at beta 20, is 20 and 8: two sinks have no room in 8, so
+// the first layer pays for them.
+TEST(CompositionText, AddedWindowsHaveRoomInEveryLaneOfATable) {
+  const std::string pyramid = "pyramidkv(budget=14,observation_window=8,beta=20)";
+  const KeepMask alone = cut_prompt(make(pyramid));
+  EXPECT_EQ(alone.count(0, 0), 20U);
+  EXPECT_EQ(alone.count(1, 0), 8U);
+  const KeepMask mask = cut_prompt(make(pyramid + " + protect(num_sink_tokens=2)"));
+  for (std::size_t head = 0; head < 2; ++head) {
+    EXPECT_EQ(mask.count(0, head), 18U);
+    EXPECT_EQ(mask.count(1, head), 10U);
+    EXPECT_TRUE(mask.keeps(1, head, 0) && mask.keeps(1, head, 1));
+  }
+}
+
 // Sums over a window of 8 rows: epsilon is in units of attention, an eighth of them, but behind a
 // part that makes something of the scores, here the same, it is what is added to them.
 TEST(CompositionText, EpsilonOfCriticalIsInUnitsOfTheScores) {

@@ -66,7 +66,7 @@ const std::vector<std::string>& policies() {
       "MeanCentredNorm(budget=10)",
       "NestedKV(budget=10)",
       "NonCausal(budget=10)",
-      "PyramidKV(budget=10,observation_window=4,beta=3)",
+      "PyramidKV(budget=10,observation_window=4)",
       "RandomAttention(budget=10,interval=1,recent_window=2)",
       "RandomEviction(budget=10)",
       "RKV(budget=10,buffer=1,observation_window=3)",
