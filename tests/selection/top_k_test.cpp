@@ -159,6 +159,32 @@ void expect_definition(std::vector<Lane> lanes, std::size_t quota) {
     ASSERT_EQ(lanes[l].keep, expected[l].keep) << "quota " << quota << " lane " << l;
 }
 
+// All but one stay: lanes of several stretches of full words, with holes and ends in between, and
+// few values, so that the worst one has equals.
+TEST(TopK, AllButOneIsTheDefinitionToo) {
+  kvevict_test::Random random(13);
+  for (std::size_t trial = 0; trial < 300; ++trial) {
+    std::vector<Lane> lanes;
+    std::size_t num_candidates = 0;
+    for (std::size_t l = 0; l <= random.below(3); ++l) {
+      std::vector<float> scores(1 + random.below(3000));
+      for (float& score : scores)
+        score = random.below(500) == 0 ? kNaN : static_cast<float>(random.below(1 + 10 * trial));
+      Lane lane(std::move(scores));
+      for (std::size_t hole = random.below(4); hole > 0; --hole) {
+        const std::size_t first = random.below(lane.scores.size());
+        for (std::size_t slot = first;
+             slot < std::min(lane.scores.size(), first + 1 + random.below(200)); ++slot)
+          lane.protect(slot);
+      }
+      num_candidates += detail::count_bits(lane.candidates);
+      lanes.push_back(std::move(lane));
+    }
+    if (num_candidates > 0)
+      expect_definition(lanes, num_candidates - 1);
+  }
+}
+
 // The threshold is guessed from a sample of long lanes: whatever the sample sees, the choice is the
 // same.
 TEST(TopK, ASampleThatMisleadsCostsAPassAndNothingElse) {
