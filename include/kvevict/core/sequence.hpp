@@ -93,6 +93,7 @@ class Sequence {
     for (std::size_t l = 0; l < lanes_.size(); ++l) {
       Lane& lane = lanes_[l];
       if (!lane.evicted) {
+        lane.positions.reserve(lane.len + lane.len / 8);
         lane.positions.append(lane.len, 0);
         std::iota(lane.positions.values().begin(), lane.positions.values().end(), to_position(0));
         lane.evicted = true;

@@ -13,7 +13,8 @@ KVEVICT_NAMESPACE_BEGIN
 
 /// What is kept once per slot of one lane, side by side. Where one run of slots goes, as in most
 /// decode steps, whatever is shorter closes the gap: what lies behind it, or what lies before it,
-/// since the values need not start where their memory does. Room for that is an eighth of them.
+/// since the values need not start where their memory does. It takes no memory for that: without a
+/// sixteenth to spare what lies behind moves.
 template <class T>
 class SlotVector {
  public:
@@ -23,7 +24,14 @@ class SlotVector {
     return std::span(memory_).subspan(first_);
   }
 
-  void append(std::size_t count, const T& value) { memory_.insert(memory_.end(), count, value); }
+  void reserve(std::size_t size) { memory_.reserve(size); }
+  void append(std::size_t count, const T& value) {
+    if (count > memory_.capacity() - memory_.size()) {
+      memory_.erase(memory_.begin(), begin());
+      first_ = 0;
+    }
+    memory_.insert(memory_.end(), count, value);
+  }
   /// Keeps the first `size`.
   void truncate(std::size_t size) { memory_.resize(first_ + size); }
   void clear() noexcept {
@@ -40,26 +48,17 @@ class SlotVector {
       first = run_first;
       last = run_last;
     });
-    if (num_runs > 1 || first >= size() - last)
+    const bool has_room = memory_.capacity() - size() >= size() / 16;
+    if (num_runs != 1 || first >= size() - last || !has_room)
       return truncate(detail::move_kept(mask, lane, values()));
     std::move_backward(begin(), begin() + static_cast<std::ptrdiff_t>(first),
                        begin() + static_cast<std::ptrdiff_t>(last));
     first_ += last - first;
-    keep_room();
   }
 
  private:
   [[nodiscard]] auto begin() noexcept {
     return memory_.begin() + static_cast<std::ptrdiff_t>(first_);
-  }
-  // Memory is asked for with the first gap of this size, not some steps later.
-  void keep_room() {
-    const std::size_t room = size() / 8 + 64;
-    if (first_ > room) {
-      memory_.erase(memory_.begin(), begin());
-      first_ = 0;
-    }
-    memory_.reserve(size() + room + room);
   }
 
   std::vector<T> memory_;
