@@ -15,7 +15,7 @@ KVEVICT_NAMESPACE_BEGIN
 /// Mean of rows and sums of their products about it, in double, of any number of rows that come one
 /// by one or in blocks. A view: the caller owns the sums, which start at 0, and counts the rows.
 struct RowMoments {
-  static constexpr std::size_t kBlockRows = 64;
+  static constexpr std::size_t kBlockRows = 128;
 
   // Of the block's channels: a power of two would have them share few sets of the cache.
   static constexpr std::size_t kStride = kBlockRows + 16;
