@@ -448,8 +448,10 @@ struct WithAdditions : Base {
         .windows_budget = std::nullopt};
     edits.budgets = make_budgets(options, shape, Base::kName);
     if constexpr (kScoresNothing) {
-      const Protection stays = protection(options);
-      edits.windows_budget = saturating_add(stays.num_sink_tokens, stays.recent_window);
+      if (added.windows) {
+        const Protection stays = protection(options);
+        edits.windows_budget = saturating_add(stays.num_sink_tokens, stays.recent_window);
+      }
     }
     if (added.windows && !edits.budgets) {
       if constexpr (requires { protection(options); }) {

@@ -79,7 +79,7 @@ struct PolicyList {
   static_assert((EvictionPolicy<Ps> && ...));
 };
 
-/// Every policy that can be made by name. A new one is a line here.
+/// Every policy that can be made by name. A new one is a line here and its header above.
 // clang-format off
 using NamedPolicies = PolicyList<
     FullKV,
@@ -260,8 +260,8 @@ template <class Method>
                                                   options.additions));
         Recipe::check_budgets(options, model.shape, item.where(item.name));
       }
-      check_supplied(Method::kName, options.additions.inputs(), model.supplied);
     }
+    check_supplied(Method::kName, Method::Recipe::added_inputs(options), model.supplied);
   } else if (items.size() > 1) {
     throw_invalid_argument(Method::kName, items[1].where("takes no parts"));
   }

@@ -1,8 +1,11 @@
 // The grammar: stages run in the order in which they are written.
 #include "kvevict/policies/composed.hpp"
 
+#include "kvevict/scoring/cache_signals.hpp"
 #include "kvevict/scoring/pipeline.hpp"
 #include "kvevict/scoring/stages.hpp"
+#include "kvevict/temporal/attention_inertia.hpp"
+#include "support/errors.hpp"
 #include "support/window_cache.hpp"
 
 #include <gtest/gtest.h>
@@ -12,6 +15,7 @@
 #include <span>
 #include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace kvevict {
@@ -124,6 +128,75 @@ TEST(Composed, ASelectionOfOnesOwn) {
   EXPECT_TRUE(mask.keeps(0, 0, 0));
   EXPECT_FALSE(mask.keeps(0, 0, 1));
   EXPECT_TRUE(mask.keeps(0, 0, 2));
+}
+
+// Two arrays are left, and one has no say.
+struct LeavesTwo : CutsByCacheScore {
+  static constexpr std::string_view kName = "LeavesTwo";
+  static auto pipeline(const Options& /*options*/, const CacheShape& /*shape*/) {
+    return Pipeline(Written());
+  }
+};
+TEST(Composed, RefusesScoresThatWereNotBroughtTogether) {
+  Policy<Composed<LeavesTwo>> policy({.budget = 2}, kShape);
+  policy.append(3);
+  kvevict_test::WindowCache cache(kShape, 3);
+  cache.append(3);
+  EXPECT_TRUE(kvevict_test::refuses([&] { static_cast<void>(policy.select(cache.view())); },
+                                    {"Pipeline", "arrays of a lane = 2"}));
+}
+
+/// A table of lanes straight from the options.
+struct TableOptions : CacheScoreOptions {
+  std::vector<std::size_t> table = {};
+};
+struct TableRecipe : CutsByCacheScore {
+  using Options = TableOptions;
+  static constexpr std::string_view kName = "Table";
+  static auto pipeline(const Options& /*options*/, const CacheShape& shape) {
+    return Pipeline(KeyNorm(shape));
+  }
+  static Allocation allocation(const Options& options) {
+    return {.budget = options.budget, .lane_budgets = options.table};
+  }
+};
+constexpr CacheShape kTwoHeads{.num_layers = 1, .num_q_heads = 2, .num_kv_heads = 2, .head_dim = 1};
+
+TEST(Composed, ATableOfAnAllocationLivesAsLongAsThePolicy) {
+  using Table = Policy<Composed<TableRecipe>>;
+  const auto make = [](std::vector<std::size_t> table) {
+    TableOptions options;
+    options.table = std::move(table);
+    return Table(options, kTwoHeads);
+  };
+  EXPECT_TRUE(kvevict_test::refuses(
+      [&] {
+        static_cast<void>(make({1, 2, 3}));
+      },
+      {"Table", "lane_budgets.size() = 3"}));
+  Table copy = [&] {
+    const Table original = make({1, 2});
+    return Table(original);
+  }();
+  kvevict_test::WindowCache cache(kTwoHeads, 3);
+  copy.append(3);
+  cache.append(3);
+  const KeepMask& mask = copy.select(cache.view());
+  EXPECT_EQ(mask.count(0, 0), 1U);
+  EXPECT_EQ(mask.count(0, 1), 2U);
+}
+
+/// Inertia has one score per token for the whole model.
+struct InertiaPerHead : CutsByCacheScore {
+  static constexpr std::string_view kName = "InertiaPerHead";
+  static auto pipeline(const Options& /*options*/, const CacheShape& shape) {
+    return Pipeline(AttentionInertia<false>(kName, shape, {}));
+  }
+};
+TEST(Composed, RefusesASignalOfAnotherScope) {
+  EXPECT_TRUE(kvevict_test::refuses(
+      [] { static_cast<void>(Policy<Composed<InertiaPerHead>>({.budget = 2}, kTwoHeads)); },
+      {"InertiaPerHead", "scope"}));
 }
 
 }  // namespace

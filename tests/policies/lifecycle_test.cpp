@@ -123,6 +123,20 @@ TEST(PolicyLifecycle, APolicyForPrefillFiresOncePerPrompt) {
   EXPECT_EQ(engine.policy.counters().firings, 2U);
 }
 
+// A turn without tokens has nothing of its own to cut, and its scores are nobody's.
+TEST(PolicyLifecycle, AnEmptyPromptCutsNothing) {
+  Engine engine = make_engine({.budget = 3,
+                               .trigger = kvevict::Trigger::kPrefillEnd,
+                               .protection = {.after_prompt = true}});
+  engine.prompt(3);
+  engine.decode(4);
+  engine.policy.begin(0);
+  engine.policy.end_prefill(engine.cache.view());
+  EXPECT_FALSE(engine.policy.should_evict());
+  engine.prompt(1);
+  EXPECT_TRUE(engine.policy.should_evict());
+}
+
 // A prompt in one piece needs no append, and an engine may ask before it hands anything over.
 TEST(PolicyLifecycle, APromptInOnePieceIsAppendedByItself) {
   Engine engine = make_engine({.budget = 3});

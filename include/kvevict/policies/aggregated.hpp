@@ -57,7 +57,7 @@ struct AggregatedOver : Base {
   }
   static auto allocator(const Options& options, const CacheShape& shape) {
     return detail::EditedAllocator(detail::allocator_of<Base>(options, shape),
-                                   detail::KeepUnfinishedPrompts{});
+                                   detail::KeepUnfinishedPrompts{!rule(options).is_frozen()});
   }
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {

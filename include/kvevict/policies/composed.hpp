@@ -28,6 +28,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 KVEVICT_NAMESPACE_BEGIN
 
@@ -43,6 +44,7 @@ KVEVICT_NAMESPACE_BEGIN
 ///   selector(options)              a selection of its own (Selector)
 ///   streaming(allocator)           a StreamingTopK that decides the same, for frozen scores
 ///   protection(options)            what stays; needed where the allocator does not say it
+///   num_rows_summed(options)       rows that its scores are the sum over, 1 where it does not say
 ///   scored_layer(options, layer)   the layer whose scores `layer` takes, itself or one before it:
 ///                                  only such layers are observed
 ///   added_inputs(options)          what is read beside what the parts say
@@ -174,10 +176,20 @@ struct CutsByCacheScore {
 
 namespace detail {
 
-/// An allocation that is known from the options.
-struct FixedAllocation {
-  Allocation fixed;
-  [[nodiscard]] Allocation allocation(const Sequence& /*sequence*/) const noexcept { return fixed; }
+/// An allocation that is known from the options; a table of lanes is copied.
+class FixedAllocation {
+ public:
+  explicit FixedAllocation(const Allocation& fixed)
+      : fixed_(fixed), lane_budgets_(fixed.lane_budgets.begin(), fixed.lane_budgets.end()) {}
+  [[nodiscard]] Allocation allocation(const Sequence& /*sequence*/) const noexcept {
+    Allocation given = fixed_;
+    given.lane_budgets = lane_budgets_;
+    return given;
+  }
+
+ private:
+  Allocation fixed_;
+  std::vector<std::size_t> lane_budgets_;
 };
 
 /// What a recipe refuses, where it refuses anything.
@@ -192,9 +204,9 @@ template <class R>
   if constexpr (requires { R::allocator(options, shape); }) {
     return R::allocator(options, shape);
   } else if constexpr (requires { R::allocation(options); }) {
-    return FixedAllocation{R::allocation(options)};
+    return FixedAllocation(R::allocation(options));
   } else {
-    return FixedAllocation{{.budget = options.budget}};
+    return FixedAllocation({.budget = options.budget});
   }
 }
 /// A recipe's allocator whose allocations another recipe changes: edit(allocation, sequence).
@@ -256,8 +268,9 @@ struct SetThreshold {
 };
 /// Leaves a prompt whole until it is complete.
 struct KeepUnfinishedPrompts {
+  bool condition = true;
   void operator()(Allocation& allocation, const Sequence& sequence) const noexcept {
-    if (sequence.in_prompt())
+    if (condition && sequence.in_prompt())
       allocation = {.budget = std::numeric_limits<std::size_t>::max()};
   }
 };
@@ -494,6 +507,11 @@ class Composed {
                       "cuts_prompts", 0, "must be 1 where only_at_prefill_end is");
     }
     detail::check_recipe<R>(options, shape);
+    // A signal of one set of tokens has one array for all lanes.
+    if constexpr (requires { Signal::kScope; }) {
+      detail::require(R::scope(options) == Signal::kScope, R::kName, "scope",
+                      static_cast<int>(R::scope(options)), "must be that of its signal");
+    }
   }
 
   static_assert(
@@ -501,7 +519,37 @@ class Composed {
       "an allocator has allocation(sequence) const, or allocation(sequence, signal) const");
   static_assert(Selector<Selection, Signal> || std::same_as<Selection, std::tuple<>>,
                 "a selector has choose(lanes, quota, input) const, or with the signal behind");
-  // Optional members of a recipe that have other parameters would be passed over.
+  // Optional members of a signal and of a recipe that have other parameters would be passed over.
+  static_assert(
+      !requires { &Signal::observe_cache; } ||
+          requires(Signal & s, const ScoreInput& input) { s.observe_cache(input); },
+      "a signal's observe_cache takes (ScoreInput)");
+  static_assert(
+      !requires { &Signal::observe_hidden; } ||
+          requires(Signal & s, const HiddenRows& rows, const Sequence& sequence,
+                   const kernels::KernelSet& kernel) {
+            s.observe_hidden(std::size_t{}, rows, sequence, kernel);
+            s.wants_hidden(std::size_t{});
+          },
+      "a signal's observe_hidden takes (layer, HiddenRows, Sequence, KernelSet), and there is "
+      "wants_hidden(layer)");
+  static_assert(
+      !requires { &Signal::begin; } ||
+          requires(Signal & s, const Sequence& sequence) { s.begin(sequence); },
+      "a signal's begin takes (Sequence)");
+  static_assert(
+      !requires { &Signal::end_prefill; } ||
+          requires(Signal & s, const ScoreInput& input) { s.end_prefill(input); },
+      "a signal's end_prefill takes (ScoreInput)");
+  static_assert(
+      !requires { &Signal::end_layer; } ||
+          requires(Signal & s, const Sequence& sequence, const kernels::KernelSet& kernel) {
+            s.end_layer(std::size_t{}, sequence, kernel);
+          },
+      "a signal's end_layer takes (layer, Sequence, KernelSet)");
+  static_assert(
+      !requires { &R::num_rows_summed; } || requires(const Options& o) { R::num_rows_summed(o); },
+      "a recipe's num_rows_summed takes (options)");
   static_assert(
       !requires { &R::selector; } || requires(const Options& o) { R::selector(o); },
       "a recipe's selector takes (options)");

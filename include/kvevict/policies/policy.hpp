@@ -193,6 +193,9 @@ class Policy {
         scored_(wants_scores() ? shape.num_layers : 0) {
     detail::require(schedule().decode_interval > 0, kName, "decode_interval",
                     schedule().decode_interval, "must be > 0");
+    const std::size_t table = method_.allocation(sequence_).lane_budgets.size();
+    detail::require(table == 0 || table == sequence_.num_lanes(), kName, "lane_budgets.size()",
+                    table, "must be the number of sets");
     detail::check_allocation(method_.allocation(sequence_), method_.protection(sequence_), shape,
                              kName);
   }
@@ -406,7 +409,7 @@ class Policy {
     sequence_.note_prompt_padding(padding_of(ref.lane(0, 0)));
     if constexpr (requires(const ScoreInput& input) { method_.end_prefill(input); })
       method_.end_prefill(ScoreInput{ref, sequence_, *kernel_, workers_.scratch()});
-    prefill_ended_ = true;
+    prefill_ended_ = sequence_.prompt().last > sequence_.prompt().first;  // else nothing to cut
   }
 
   /// Whether it is time to select: the cache exceeds its budget, and slack and interval of the

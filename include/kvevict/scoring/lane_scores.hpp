@@ -2,6 +2,7 @@
 #define KVEVICT_SCORING_LANE_SCORES_HPP_
 
 #include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/scoring/score_input.hpp"
@@ -106,8 +107,11 @@ class LaneScores {
   }
   /// From now on there is array 0 alone.
   void keep_one() noexcept { arrays_per_head_ = num_arrays_ = 1; }
-  /// Array 0 is the lane's scores.
-  void finish() const noexcept {
+  /// Array 0 is the lane's scores. Throws InvalidArgument where a pipeline made none or left
+  /// several, of which the others would have no say.
+  void finish() const {
+    detail::require(num_arrays_ == 1, "Pipeline", "arrays of a lane", num_arrays_,
+                    "must be one: of several a HeadReduction or GroupReduction makes one");
     const std::size_t first = std::min(first_, out_.size());
     const std::span<float> scores = array(0).first(std::min(count_, out_.size() - first));
     const std::span<float> target = out_.subspan(first, scores.size());

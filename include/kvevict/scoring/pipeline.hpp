@@ -18,14 +18,16 @@ KVEVICT_NAMESPACE_BEGIN
 // How a policy says what a token is worth: a signal and stages, written in the order in which data
 // passes them, since the order is part of the method:
 //
-//   WindowAttention(shape, {.window = 32}) | Pool(pooling) | GroupReduction(GroupReduce::kMean)
+//   WindowAttention(kName, shape, {.window = 32}) | Pool(pooling) |
+//   GroupReduction(GroupReduce::kMean)
 //
 // A scorer of your own is one struct that fulfils Signal or Stage. Under an executor several lanes
 // are scored at a time: score() and apply() change nothing but their LaneScores and input.scratch.
 
 /// Where scores come from. score() fills the arrays of one lane; what it keeps over steps is listed
-/// by state(). Optional: what the observe members of a PolicyMethod are, and kForgetsSteps, true
-/// where every step starts it over. A signal that is made of another pipeline (ScoresOverSteps)
+/// by state(). Optional: what the observe members of a PolicyMethod are; kForgetsSteps, true
+/// where every step starts it over; kScope, where it has one array whatever the lanes are, for
+/// recipes of that scope alone. A signal that is made of another pipeline (ScoresOverSteps)
 /// gives it by scorer(), which is what observes, and may say by wants_rows(sequence) in which
 /// steps.
 template <class S>

@@ -52,6 +52,7 @@ class AttentionInertia {
   static constexpr Inputs kRequiredInputs =
       kWeighsValues ? Inputs::kAttention | Inputs::kValues : Inputs::kAttention;
   static constexpr AttentionUse kAttentionUse = AttentionUse::kLastRow;
+  static constexpr MaskScope kScope = MaskScope::kModel;
 
   /// Throws InvalidArgument, naming `where`, for a layer or a weight that is out of range.
   AttentionInertia(std::string_view where, const CacheShape& shape,

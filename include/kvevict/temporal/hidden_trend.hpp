@@ -52,6 +52,7 @@ class HiddenTrend {
   static constexpr double kEpsilon = 1e-6;
   static constexpr Inputs kRequiredInputs = Inputs::kHiddenStates;
   static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
+  static constexpr MaskScope kScope = MaskScope::kModel;
 
   HiddenTrend(const CacheShape& shape, std::vector<LayerBand> bands, BandStatistic statistic,
               std::size_t window, std::size_t max_rollback)
@@ -147,6 +148,7 @@ class HiddenTrend {
     for (RollingWindow& window : windows_)
       window.reset();
     scores_.reset();
+    hidden_size_ = 0;
   }
 
  private:

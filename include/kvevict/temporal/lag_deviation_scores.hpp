@@ -31,6 +31,7 @@ class LagDeviationScores {
   static constexpr Inputs kRequiredInputs =
       kWithValues ? Inputs::kKeys | Inputs::kValues : Inputs::kKeys;
   static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
+  static constexpr MaskScope kScope = MaskScope::kModel;
 
   /// @param chunk_len  > 0
   LagDeviationScores(const CacheShape& shape, std::size_t chunk_len, bool frozen)

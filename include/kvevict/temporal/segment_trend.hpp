@@ -100,6 +100,7 @@ class SegmentTrend {
  public:
   static constexpr Inputs kRequiredInputs = Inputs::kHiddenStates | Importance::kRequiredInputs;
   static constexpr AttentionUse kAttentionUse = Importance::kAttentionUse;
+  static constexpr MaskScope kScope = MaskScope::kModel;
 
   SegmentTrend(const CacheShape& shape, HiddenTrend hidden, std::size_t budget)
       : budget_(budget), hidden_(std::move(hidden)), importance_(shape) {}

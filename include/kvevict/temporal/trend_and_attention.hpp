@@ -31,6 +31,7 @@ class TrendAndAttention {
  public:
   static constexpr Inputs kRequiredInputs = Inputs::kAttention | Inputs::kHiddenStates;
   static constexpr AttentionUse kAttentionUse = AttentionUse::kLastRow;
+  static constexpr MaskScope kScope = MaskScope::kModel;
 
   TrendAndAttention(const CacheShape& shape, HiddenTrend hidden, float weight)
       : weight_(weight),

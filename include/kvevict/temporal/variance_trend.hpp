@@ -33,6 +33,7 @@ class VarianceTrend {
   static constexpr Inputs kRequiredInputs =
       kPart == KvPart::kKeys ? Inputs::kKeys : Inputs::kValues;
   static constexpr AttentionUse kAttentionUse = AttentionUse::kNone;
+  static constexpr MaskScope kScope = MaskScope::kModel;
 
   /// @param window  > 0
   VarianceTrend(const CacheShape& shape, std::size_t window, std::size_t max_rollback)
