@@ -348,6 +348,27 @@ TEST(CompositionText, ATemporalRuleMaySampleSomeStepsAlone) {
             cut_decoded(make("tova(budget=16)")));
 }
 
+// A sample that was taken before the step's scores came would lack them; without a rule they may
+// come at any time.
+TEST(CompositionText, ARuleTakesItsSamplesBehindTheScores) {
+  for (const bool has_rule : {false, true}) {
+    AnyPolicy policy =
+        make(has_rule ? "externalscores(budget=2) + temporal" : "externalscores(budget=2)",
+             {.shape = kShape, .supplied = Inputs::kScores});
+    WindowCache cache(kShape, 8);
+    policy.append(2);
+    cache.append(2);
+    policy.observe_cache(cache.view());
+    const std::vector<float> scores{1, 2};
+    const auto hand_over = [&] { policy.observe_scores(0, 0, scores); };
+    if (has_rule) {
+      EXPECT_THROW(hand_over(), InvalidArgument);
+    } else {
+      EXPECT_NO_THROW(hand_over());
+    }
+  }
+}
+
 // Errors name the part and its column.
 TEST(CompositionText, RefusesPartsThatDoNotFitThePolicy) {
   EXPECT_EQ(error_of("snapkv + temporal"),

@@ -433,7 +433,7 @@ TEST(ScoresOverSteps, RefuseAttentionBehindTheirSample) {
   cache.append(1);
   policy.observe_cache(cache.view());
   EXPECT_TRUE(refuses([&] { policy.observe_attention(0, GivenRows({{Floats{1}}}).rows()); },
-                      {"AggregatedTOVA", "observe_cache", "must come after the attention"}));
+                      {"AggregatedTOVA", "observe_cache", "must come after what the scores"}));
 }
 
 // .5 x 1 + .5 x .5 = .75; the second step's token enters at (.75 + .5) / 2 and nothing is looked

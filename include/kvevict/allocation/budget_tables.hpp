@@ -41,6 +41,10 @@ inline void check_numbers(std::string_view where, std::string_view field,
 /// as it is, any other is scaled to it. What a layer gets beside its window is
 ///
 ///   max(table_l B / sum table - w, 0), then scaled so that all of it adds up to L (C - w).
+///
+/// As an allocator, like HeadTable and PyramidBudgets, of the length of the newest prompt: for
+/// recipes that cut prompts once (CutsPrompts). Others ask budgets(len) for the length that they
+/// mean.
 class LayerTable {
  public:
   /// @param table  tokens per KV head of each layer, the window included; empty: all equal

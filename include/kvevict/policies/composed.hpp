@@ -439,10 +439,10 @@ class Composed {
     scores.wants_cache(sequence);
   }
   { return pipeline_.signal().wants_cache(sequence); }
-  [[nodiscard]] bool samples_attention() const noexcept requires requires(const Scores& scores) {
-    scores.samples_attention();
+  [[nodiscard]] bool samples_step() const noexcept requires requires(const Scores& scores) {
+    scores.samples_step();
   }
-  { return pipeline_.signal().samples_attention(); }
+  { return pipeline_.signal().samples_step(); }
   void observe_scores(std::size_t layer, std::size_t kv_head, std::span<const float> scores,
                       std::size_t first_slot) requires requires(Signal& signal) {
     signal.observe_scores(layer, kv_head, scores, first_slot);

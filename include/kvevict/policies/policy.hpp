@@ -74,7 +74,7 @@ struct CutSchedule {
 ///                                 hidden states; with wants_hidden(layer)
 ///   observe_cache(input) [n]      K and V of the step are in the cache; once a step; with
 ///                                 wants_cache(sequence) where not every step does, and
-///                                 samples_attention() where it reads what attention left
+///                                 samples_step() where it reads what the calls before it left
 ///   observe_scores(layer, kv_head, scores, first_slot)
 ///                                 scores that something else worked out
 ///   observe_labels(labels)        kinds of the newest tokens
@@ -327,6 +327,7 @@ class Policy {
     append_implied();
     if (step_len() == 0)
       return;
+    check_cache_comes_later();
     checks().check_hidden(rows);
     counters_.non_finite += method_.observe_hidden(layer, rows, sequence_, *kernel_);
   }
@@ -382,13 +383,15 @@ class Policy {
   }
   /// Scores of the slots [first_slot, first_slot + scores.size()) of one KV head, higher = keep,
   /// which something else worked out: a learned scorer, a gradient, a second pass over the text
-  /// (ReplayScores). At any time and as often as there is something new; the latest word counts and
-  /// goes with its token through apply and truncate.
+  /// (ReplayScores). At any time, under a temporal rule before the step's observe_cache, and as
+  /// often as there is something new; the latest word counts and goes with its token through apply
+  /// and truncate.
   void observe_scores(std::size_t layer, std::size_t kv_head, std::span<const float> scores,
                       std::size_t first_slot = 0) requires(wants_scores()) {
     checks().check_layer(layer);
     checks().check_head(kv_head);
     append_implied();
+    check_cache_comes_later();
     checks().check_scores(layer, kv_head, first_slot, scores.size());
     method_.observe_scores(layer, kv_head, scores, first_slot);
     scored_[layer] = 1;
@@ -649,11 +652,11 @@ class Policy {
     const auto valid = lane.valid.first(std::min(lane.valid.size(), lane.seq_len));
     return static_cast<std::size_t>(std::count(valid.begin(), valid.end(), std::uint8_t{0}));
   }
-  // Samples of attention that comes behind them would lack it.
+  // Samples would lack what comes behind them.
   void check_cache_comes_later() const {
-    if constexpr (requires { method_.samples_attention(); }) {
-      detail::require(!cache_observed_ || !method_.samples_attention(), kName, "observe_cache", 1,
-                      "must come after the attention of all layers");
+    if constexpr (requires { method_.samples_step(); }) {
+      detail::require(!cache_observed_ || !method_.samples_step(), kName, "observe_cache", 1,
+                      "must come after what the scores of the step are made of");
     }
   }
   [[nodiscard]] detail::CallChecks checks() const noexcept { return {kName, shape_, sequence_}; }

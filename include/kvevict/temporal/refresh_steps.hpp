@@ -16,7 +16,8 @@ KVEVICT_NAMESPACE_BEGIN
 /// appended together are steps one after another. A further prompt starts the count over.
 struct RefreshSteps {
   std::size_t interval = 1;  ///< steps from one refresh to the next
-  bool score_free = false;   ///< refresh in the first step after a prompt and never again
+  bool score_free = false;   ///< refresh in the first step after a prompt and never again, whatever
+                             ///< the interval
 
   /// Throws InvalidArgument, naming `where`.
   void check(std::string_view where) const {

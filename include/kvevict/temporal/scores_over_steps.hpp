@@ -44,7 +44,7 @@ enum class TemporalRule : std::uint8_t {
   kDecayedSum,    ///< m_t = decay m_(t-1) + s_t, m_1 = s_1
   kMax,           ///< the largest of s_1 .. s_t
   kCount,         ///< how many of s_1 .. s_t are above the threshold
-  kLastTime,      ///< -(steps since the last one above the threshold, or since it came)
+  kLastTime,      ///< -(samples since the last one above the threshold, or since it came)
 };
 
 [[nodiscard]] constexpr auto enum_names(TemporalRule /*type*/) noexcept {
@@ -225,12 +225,13 @@ class SampledScores {
 }  // namespace detail
 
 /// A signal made of the scores that `Scorer`, a pipeline, gives step after step: [1, seq_len].
-/// Wants observe_cache once in every step, behind the attention of all layers where the scorer
-/// reads some, which costs one run of the scorer; under kFrozen, where the scorer looks at each
+/// Wants observe_cache once in every step, behind the attention, hidden states and scores that the
+/// scorer reads, which costs one run of the scorer; under kFrozen, where the scorer looks at each
 /// token by itself, one over the new tokens. A prompt is one step, sampled at its end, whatever
-/// chunks it came in; under kFrozen a chunk is, so that it may be cut before the next. Tokens that
-/// are appended together have one sample together. What the scorer does over all lanes of a pool
-/// is done to the finished scores, not to the samples.
+/// chunks it came in, and a recipe leaves it whole until then (AggregatedOver does); under kFrozen
+/// a chunk is one, so that it may be cut before the next. Tokens that are appended together have
+/// one sample together. What the scorer does over all lanes of a pool is done to the finished
+/// scores, not to the samples.
 ///
 /// Samples may be taken in some steps alone (RefreshSteps; at a prompt's end always). In the others
 /// scores stay, observe_cache is not wanted, and attention is only where the scorer accumulates it.
@@ -279,10 +280,8 @@ class ScoresOverSteps {
       return !rule_ || !detail::forgets_steps<Source>() || takes_sample(sequence);
     }
   }
-  /// Whether observe_cache reads what attention left.
-  [[nodiscard]] bool samples_attention() const noexcept {
-    return rule_ && kAttentionUse != AttentionUse::kNone;
-  }
+  /// Whether observe_cache reads what the calls before it left.
+  [[nodiscard]] bool samples_step() const noexcept { return rule_.has_value(); }
   std::size_t observe_cache(const ScoreInput& input) {
     std::size_t non_finite = 0;
     if constexpr (requires { scorer_.signal().observe_cache(input); })
