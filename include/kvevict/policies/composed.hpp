@@ -548,9 +548,6 @@ class Composed {
           },
       "a signal's end_layer takes (layer, Sequence, KernelSet)");
   static_assert(
-      !requires { &R::num_rows_summed; } || requires(const Options& o) { R::num_rows_summed(o); },
-      "a recipe's num_rows_summed takes (options)");
-  static_assert(
       !requires { &R::selector; } || requires(const Options& o) { R::selector(o); },
       "a recipe's selector takes (options)");
   static_assert(
