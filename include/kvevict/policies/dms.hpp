@@ -69,11 +69,11 @@ struct DMSOver : Base {
 };
 
 // policy: DMSKnorm | `-norm(k_i)`; goes if below the threshold, behind the recent window | K | -
-//   | head | at any time | 8 B per KV head | the new keys, a pass over the scores | 2506.05345
+//   | head | at any time | 12 B per KV head | the new keys, a pass over the scores | 2506.05345
 using DMSKnorm = Policy<Composed<DMSOver<KnormRecipe>>>;
 // policy: DMSQFilters
 //   | `-<f, k_i>` when i came; goes if below the threshold, behind the recent window | K | filters
-//   | head | at any time | 8 B per KV head | the new keys, a pass over the scores
+//   | head | at any time | 12 B per KV head | the new keys, a pass over the scores
 //   | 2506.05345, 2503.02812
 using DMSQFilters = Policy<Composed<DMSOver<QFiltersRecipe>>>;
 

@@ -18,7 +18,7 @@ struct EqualScores {
 
   [[nodiscard]] std::tuple<> state() const noexcept { return {}; }
 
-  void score(const ScoreInput& /*input*/, LaneScores& scores) const { scores.start(0, 0, 1); }
+  void score(const ScoreInput& /*input*/, LaneScores& scores) const { scores.start_one(0, 0); }
 };
 
 KVEVICT_NAMESPACE_END

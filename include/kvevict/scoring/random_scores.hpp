@@ -27,14 +27,12 @@ struct RandomScores {
   [[nodiscard]] std::tuple<> state() const noexcept { return {}; }
 
   void score(const ScoreInput& input, LaneScores& scores) const {
-    scores.start(0, scores.seq_len(), 1);
+    scores.start_one(0, scores.seq_len());
     const std::span<float> numbers = scores.array(0);
     // 24 bits are exact in a float; ties go to the lower slot like any others.
     for (std::size_t slot = 0; slot < numbers.size(); ++slot) {
       numbers[slot] = static_cast<float>(stream.bits(input.sequence, scores.lane(), slot) >> 40U);
     }
-    for (std::size_t i = 1; i < scores.num_arrays(); ++i)
-      std::copy(numbers.begin(), numbers.end(), scores.array(i).begin());
   }
 };
 
