@@ -99,6 +99,28 @@ TEST(GramCholesky, ReadsTheWeightRowMajor) {
   EXPECT_NEAR(projected_norm(factor, {0.0F, 1.0F}), 9.110434, 1e-5);
 }
 
+/// What inverse_cholesky is compared with: the inverse in the place of `matrix`, by the sweep
+/// operator, pivot by pivot; one that is not positive is left out.
+void invert_definite(double* matrix, std::size_t dim) noexcept {
+  for (std::size_t k = 0; k < dim; ++k) {
+    double* pivot_row = matrix + k * dim;
+    const double pivot = pivot_row[k];
+    const double inverse = pivot > 0.0 ? 1.0 / pivot : 0.0;
+    for (std::size_t i = 0; i < dim; ++i) {
+      if (i == k)
+        continue;
+      double* row = matrix + i * dim;
+      const double factor = row[k] * inverse;
+      for (std::size_t j = 0; j < dim; ++j)
+        row[j] -= factor * pivot_row[j];
+      row[k] = -factor;
+    }
+    for (std::size_t j = 0; j < dim; ++j)
+      pivot_row[j] *= inverse;
+    pivot_row[k] = inverse;
+  }
+}
+
 // A = L L^T + I of random L: A A^-1 is the identity, and a factor of A^-1 gives v A^-1 v.
 TEST(InvertDefinite, TimesTheMatrixIsTheIdentity) {
   for (const std::size_t dim : {1U, 2U, 5U, 48U}) {
@@ -110,7 +132,7 @@ TEST(InvertDefinite, TimesTheMatrixIsTheIdentity) {
     for (std::size_t i = 0; i < dim; ++i)
       matrix[i * dim + i] += 1;
     std::vector<double> inverse = matrix;
-    kernels::invert_definite(inverse.data(), dim);
+    invert_definite(inverse.data(), dim);
     for (std::size_t i = 0; i < dim; ++i) {
       for (std::size_t j = 0; j < dim; ++j) {
         double product = 0;
@@ -127,6 +149,8 @@ TEST(InvertDefinite, TimesTheMatrixIsTheIdentity) {
     }
     std::vector<float> factor(dim * dim);
     kernels::semidefinite_cholesky(inverse.data(), dim, factor.data());
+    EXPECT_NEAR(projected_norm(factor, v), std::sqrt(form), 1e-6 * std::sqrt(form));
+    kernels::inverse_cholesky(matrix.data(), dim, factor.data());
     EXPECT_NEAR(projected_norm(factor, v), std::sqrt(form), 1e-6 * std::sqrt(form));
   }
 }
@@ -156,7 +180,7 @@ TEST(InverseCholesky, GivesTheQuadraticFormOfTheInverse) {
       for (std::size_t i = 0; i < dim; ++i)
         matrix[i * dim + i] += ridge;
       std::vector<double> inverse = matrix;
-      kernels::invert_definite(inverse.data(), dim);
+      invert_definite(inverse.data(), dim);
       double form = 0;
       for (std::size_t i = 0; i < dim; ++i) {
         for (std::size_t j = 0; j < dim; ++j)
@@ -178,8 +202,12 @@ TEST(InverseCholesky, GivesTheQuadraticFormOfTheInverse) {
 
 TEST(InvertDefinite, APivotThatIsNotPositiveIsLeftOut) {
   std::vector<double> matrix = {4, 0, 0, 0};
-  kernels::invert_definite(matrix.data(), 2);
+  invert_definite(matrix.data(), 2);
   EXPECT_EQ(matrix, (std::vector<double>{.25, 0, 0, 0}));
+  matrix = {4, 0, 0, 0};
+  std::vector<float> factor(4, 9.0F);
+  kernels::inverse_cholesky(matrix.data(), 2, factor.data());
+  EXPECT_EQ(factor, (std::vector<float>{.5F, 0, 0, 0}));
 }
 
 }  // namespace

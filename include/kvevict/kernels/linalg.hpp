@@ -78,29 +78,6 @@ inline void gram_cholesky(const float* weight, std::size_t dim, std::size_t hidd
   semidefinite_cholesky(gram.data(), dim, factor);
 }
 
-/// Replaces the symmetric positive definite `matrix` [dim, dim] by its inverse (the sweep operator,
-/// pivot by pivot). A pivot that is not positive is left out, as if its row and column were not
-/// there. Allocates nothing.
-inline void invert_definite(double* matrix, std::size_t dim) noexcept {
-  for (std::size_t k = 0; k < dim; ++k) {
-    double* pivot_row = matrix + k * dim;
-    const double pivot = pivot_row[k];
-    const double inverse = pivot > 0.0 ? 1.0 / pivot : 0.0;
-    for (std::size_t i = 0; i < dim; ++i) {
-      if (i == k)
-        continue;
-      double* row = matrix + i * dim;
-      const double factor = row[k] * inverse;
-      for (std::size_t j = 0; j < dim; ++j)
-        row[j] -= factor * pivot_row[j];
-      row[k] = -factor;
-    }
-    for (std::size_t j = 0; j < dim; ++j)
-      pivot_row[j] *= inverse;
-    pivot_row[k] = inverse;
-  }
-}
-
 /// The lower-triangular `factor` C [dim, dim] (row-major, zeros above the diagonal) with C C^T the
 /// inverse of the symmetric positive definite `matrix` [dim, dim], which is overwritten: |C^T x|^2
 /// is x^T matrix^-1 x with the digits that solving a system would leave, and the inverse itself,

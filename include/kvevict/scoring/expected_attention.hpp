@@ -153,9 +153,8 @@ class CapacityGain : public FutureQuerySignal<kGiven> {
     kernels::mirror_lower(matrix.data(), dim);
     for (std::size_t i = 0; i < dim; ++i)
       matrix[i * dim + i] += 1.0;
-    kernels::invert_definite(matrix.data(), dim);
     const std::span<float> factor = input.scratch.floats(Base::kFactor, dim * dim);
-    kernels::semidefinite_cholesky(matrix.data(), dim, factor.data());
+    kernels::inverse_cholesky(matrix.data(), dim, factor.data());
     const std::span<float> norms = scores.spare();
     projected_norms(lane.values, dim, scores.first(), last, factor, input.kernel,
                     input.scratch.vector(Base::kGathered), norms);
