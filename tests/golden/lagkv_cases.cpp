@@ -46,14 +46,6 @@ void run(const GoldenCase& golden, GoldenReport& report, const std::string& name
     cache.append(count);
     length += count;
   };
-  const auto cut = [&] {
-    if (!policy.should_evict())
-      return false;
-    const kvevict::KeepMask mask = policy.select(cache.view());
-    cache.evict(mask);
-    policy.apply(mask);
-    return true;
-  };
   std::size_t event = 0;
   const auto compare = [&](double step) {
     const std::string record = name + ".event." + std::to_string(event++) + ".";
@@ -71,14 +63,14 @@ void run(const GoldenCase& golden, GoldenReport& report, const std::string& name
   while (length < prompt_len) {
     append(std::min(chunk, prompt_len - length));
     if (length < prompt_len)
-      was_cut = cut() || was_cut;
+      was_cut = cut_if_due(policy, cache) || was_cut;
   }
   policy.end_prefill(cache.view());
-  if (cut() || was_cut)
+  if (cut_if_due(policy, cache) || was_cut)
     compare(-1);
   for (std::size_t step = 0; step < golden.count("steps"); ++step) {
     append(1);
-    if (cut())
+    if (cut_if_due(policy, cache))
       compare(static_cast<double>(step));
   }
   report.is_true(name + ".num_events", golden.count(name + ".num_events") == event);

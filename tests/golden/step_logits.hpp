@@ -246,6 +246,18 @@ std::vector<std::vector<std::size_t>> cut(P& policy, PositionCache& cache) {
   return gone;
 }
 
+/// The same where at most one token goes from each set of a model of one layer: adds its position,
+/// -1 where none went.
+template <class P>
+void cut_one(P& policy, PositionCache& cache, std::vector<double>& evicted) {
+  const std::vector<std::vector<std::size_t>> gone = cut(policy, cache);
+  for (std::size_t lane = 0; lane < policy.sequence().num_lanes(); ++lane) {
+    if (gone[lane].size() > 1)
+      throw std::runtime_error("more than one token went in a step");
+    evicted.push_back(gone[lane].empty() ? -1 : static_cast<double>(gone[lane][0]));
+  }
+}
+
 }  // namespace kvevict_test
 
 #endif  // KVEVICT_TESTS_GOLDEN_STEP_LOGITS_HPP_

@@ -46,14 +46,7 @@ struct RowSession {
     }
   }
   /// Cuts if the policy wants to; returns whether it did.
-  bool cut() {
-    if (!policy.should_evict())
-      return false;
-    const kvevict::KeepMask mask = policy.select(cache.view());
-    cache.evict(mask);
-    policy.apply(mask);
-    return true;
-  }
+  bool cut() { return cut_if_due(policy, cache); }
   void truncate(std::size_t length) {
     policy.truncate(length);
     cache.truncate(policy.sequence().seq_len(0));

@@ -167,6 +167,17 @@ void feed_prompt(P& policy, WindowCache& cache, std::size_t len, const WindowQue
   policy.end_prefill(cache.view());
 }
 
+/// Cuts if the policy wants to; returns whether it did.
+template <class P>
+bool cut_if_due(P& policy, WindowCache& cache) {
+  if (!policy.should_evict())
+    return false;
+  const kvevict::KeepMask mask = policy.select(cache.view());
+  cache.evict(mask);
+  policy.apply(mask);
+  return true;
+}
+
 /// Scores of one lane, [seq_len], as selection sees them before any normalisation.
 template <class P>
 std::vector<float> scores_of(const P& policy, WindowCache& cache, std::size_t lane = 0) {
