@@ -288,8 +288,7 @@ struct EditsOfAdditions {
     allocation.competition = competition.value_or(allocation.competition);
     if (windows_budget && allocation.lane_budgets.empty())
       allocation.budget = *windows_budget;
-    if (whole_prompts)
-      KeepUnfinishedPrompts{}(allocation, sequence);
+    KeepUnfinishedPrompts{whole_prompts}(allocation, sequence);
   }
   [[nodiscard]] Protection protection(const Protection& base) const noexcept {
     return windows.over(base);
