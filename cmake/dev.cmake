@@ -34,7 +34,7 @@ if(KVEVICT_NATIVE AND NOT MSVC AND NOT CMAKE_CROSSCOMPILING)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
     # False alarms from inside the compiler's own AVX-512 intrinsics, which Eigen then uses (GCC
     # bug 105593, mended in 13).
-    target_compile_options(kvevict_native INTERFACE -Wno-maybe-uninitialized)
+    target_compile_options(kvevict_native INTERFACE -Wno-uninitialized -Wno-maybe-uninitialized)
   endif()
 endif()
 
