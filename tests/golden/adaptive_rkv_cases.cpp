@@ -23,6 +23,7 @@ void run(const GoldenCase& golden, GoldenReport& report, const std::string& name
   kvevict::AdaptiveRKVOptions options;
   set_run_options<kvevict::AdaptiveRKV>(golden, name, options);
   RowSession<kvevict::AdaptiveRKV> session(options, shape, num_positions);
+  report.covers(kvevict::AdaptiveRKV::kName);
   std::size_t length = 0;
   const auto positions = [&] {
     const std::vector<kvevict::Position> kept = session.kept();

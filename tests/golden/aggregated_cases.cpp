@@ -20,6 +20,7 @@ void run(const GoldenCase& golden, GoldenReport& report, const std::string& name
   kvevict::AggregatedTOVA::Options options;
   set_run_options<kvevict::AggregatedTOVA>(golden, name, options);
   kvevict::AggregatedTOVA policy(options, logits.shape());
+  report.covers(kvevict::AggregatedTOVA::kName);
   PositionCache cache(logits.shape());
   const std::size_t num_lanes = policy.sequence().num_lanes();
   const auto append = [&](std::size_t done, std::size_t count) {

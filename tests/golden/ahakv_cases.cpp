@@ -41,6 +41,7 @@ std::vector<float> gained_attention(const WindowPrompt& prompt, std::size_t budg
 }  // namespace
 
 void run_ahakv(const GoldenCase& golden, GoldenReport& report) {
+  report.covers(kvevict::AhaKV::kName);
   const WindowPrompt prompt(golden, "recent");
   const std::size_t budget = golden.count("budget");
   const std::vector<float> sums = gained_attention(prompt, budget);

@@ -20,6 +20,7 @@ void run(const GoldenCase& golden, GoldenReport& report, const std::string& name
   typename P::Options options;
   set_run_options<P>(golden, name, options);
   P policy(options, logits.shape());
+  report.covers(P::kName);
   PositionCache cache(logits.shape());
   std::size_t event = 0;
   const auto cut_and_compare = [&](double step) {

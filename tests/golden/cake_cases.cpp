@@ -10,6 +10,7 @@
 namespace kvevict_test {
 
 void run_cake(const GoldenCase& golden, GoldenReport& report) {
+  report.covers(kvevict::CAKE::kName);
   const WindowPrompt prompt(golden, "window");
   const auto check = [&](const WindowPrompt::Way& way, bool official) {
     kvevict::CAKE policy({.budget = golden.count("capacity"),

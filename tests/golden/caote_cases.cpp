@@ -15,6 +15,7 @@ namespace {
 template <class P>
 void compare(const GoldenCase& golden, GoldenReport& report, const WindowPrompt& prompt,
              const std::string& name, const P& policy) {
+  report.covers(P::kName);
   report.scores(name + ".scores", golden.tensor(name + ".scores").values, prompt.scores(policy, 0));
   report.equal(name + ".keep", golden.tensor(name + ".keep").values, prompt.keep(policy));
 }

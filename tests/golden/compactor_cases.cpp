@@ -35,6 +35,7 @@ void compare(const GoldenCase& golden, GoldenReport& report, const WindowPrompt&
              Make&& make) {
   for (const WindowPrompt::Way& way : prompt.ways()) {
     auto whole = make(prompt.len);
+    report.covers(decltype(whole)::kName);
     prompt.feed(whole, way);
     const std::vector<float> scores = prompt.scores(whole, 0);
     if (golden.has("leverage"))
@@ -72,6 +73,7 @@ void run_noncausal(const GoldenCase& golden, GoldenReport& report) {
 }
 
 void run_compactor(const GoldenCase& golden, GoldenReport& report) {
+  report.covers(kvevict::Compactor::kName);
   const WindowPrompt prompt(golden, "n");
   kvevict::RotaryEmbedding rotary;
   const std::size_t dim = prompt.shape.head_dim;

@@ -78,6 +78,7 @@ void compare_adaptive(const GoldenCase& golden, GoldenReport& report, const Wind
   for (const WindowPrompt::Way& way : prompt.ways()) {
     for (const std::string& ratio : ratios_of(golden)) {
       auto policy = make(golden.count("n_kept." + ratio));
+      report.covers(decltype(policy)::kName);
       prompt.feed(policy, way);
       std::vector<float> scores = prompt.scores(policy, 0);
       for (float& score : scores)
@@ -105,6 +106,7 @@ void compare_stages(const GoldenCase& golden, GoldenReport& report, const Window
                 projected_norms(prompt, *projection));
   for (const WindowPrompt::Way& way : prompt.ways()) {
     auto whole = make(prompt.len, 1.0);
+    report.covers(decltype(whole)::kName);
     prompt.feed(whole, way);
     std::vector<float> scores = prompt.scores(whole, 0);
     for (float& score : scores)

@@ -134,6 +134,7 @@ void run_decoding(const GoldenCase& golden, GoldenReport& report) {
 }
 
 void run_dms(const GoldenCase& golden, GoldenReport& report) {
+  report.covers(kvevict::DMSKnorm::kName);
   if (golden.has("base") && golden.text("base") != "knorm")
     throw std::runtime_error("no base " + golden.text("base"));
   const bool whole_run = golden.has("decoding") && golden.count("decoding") != 0;

@@ -38,6 +38,7 @@ void run(const GoldenCase& golden, GoldenReport& report, const std::string& name
   typename P::Options options;
   set_run_options<P>(golden, name, options);
   RowSession<P> session(options, shape, num_positions);
+  report.covers(P::kName);
   std::size_t length = 0;
   const auto append = [&](std::size_t count) {
     for (std::size_t lane = 0; lane < shape.num_layers * shape.num_kv_heads; ++lane) {

@@ -81,6 +81,7 @@ template <class P, class Start, class Feed>
 void run_frozen(const GoldenCase& golden, GoldenReport& report, const std::string& run,
                 const typename P::Options& options, const kvevict::CacheShape& shape, Start&& start,
                 Feed&& feed) {
+  report.covers(P::kName);
   const std::size_t steps = golden.count("steps");
   const auto trace = [&](std::size_t step_len, std::size_t interval) {
     P policy(options, shape);
@@ -267,6 +268,7 @@ void run_lag(const GoldenCase& golden, GoldenReport& report, const std::string& 
   const auto& values = golden.tensor("values");
   const std::size_t num_positions = keys.shape[2];
   P policy(options, shape);
+  report.covers(P::kName);
   EpiKVCache cache(shape, num_positions);
   std::size_t position = 0;
   const auto append = [&] {

@@ -30,6 +30,7 @@ void run(const GoldenCase& golden, GoldenReport& report, const std::string& name
   kvevict::FastGenOptions options;
   set_run_options<kvevict::FastGen>(golden, name, options);
   kvevict::FastGen policy(options, logits.shape());
+  report.covers(kvevict::FastGen::kName);
   PositionCache cache(logits.shape());
   const std::size_t num_heads = logits.shape().num_kv_heads;
   const auto append = [&](std::size_t done, std::size_t count) {

@@ -14,6 +14,7 @@ namespace kvevict_test {
 
 // Cases of `text policy finch`.
 void run_finch(const GoldenCase& golden, GoldenReport& report) {
+  report.covers(kvevict::Finch::kName);
   const std::size_t chunk_len = golden.count("chunk_length");
   const WindowPrompt prompt(golden, "window_size");
   for (const WindowPrompt::Way& way : prompt.ways()) {

@@ -25,6 +25,7 @@ void compare_heavy_and_recent_run(const GoldenCase& golden, GoldenReport& report
   const PromptLogits logits(golden);
   const std::size_t prompt_len = logits.prompt_len();
   P policy(options, logits.shape());
+  report.covers(P::kName);
   const std::size_t num_lanes = policy.sequence().num_lanes();
   const auto append_scores = [&](PositionCache& cache, std::vector<double>& scores) {
     for (std::size_t lane = 0; lane < num_lanes; ++lane) {

@@ -68,6 +68,7 @@ void run(const GoldenCase& golden, GoldenReport& report, const std::string& name
   const GoldenCase::Tensor& logits = golden.tensor("logits");
   PositionCache cache(shape, golden.tensor("values"));
   P policy(options, shape);
+  report.covers(P::kName);
   policy.begin(prompt_len);
   cache.append(prompt_len);
   policy.end_prefill(cache.view());

@@ -44,6 +44,7 @@ void compare_ratios(const GoldenCase& golden, GoldenReport& report, const Window
                     Make&& make) {
   for (const WindowPrompt::Way& way : prompt.ways()) {
     auto whole = make(prompt.len);
+    report.covers(decltype(whole)::kName);
     prompt.feed(whole, way);
     if (golden.has("scores"))
       compare_scores(golden, report, "scores", prompt.len, prompt.scores(whole, 0));

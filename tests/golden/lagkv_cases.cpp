@@ -29,6 +29,7 @@ void run(const GoldenCase& golden, GoldenReport& report, const std::string& name
   kvevict::LagKVOptions options;
   set_run_options<kvevict::LagKV>(golden, name, options);
   kvevict::LagKV policy(options, shape);
+  report.covers(kvevict::LagKV::kName);
   WindowCache cache(shape, num_positions);
   std::size_t length = 0;
   const auto append = [&](std::size_t count) {

@@ -72,6 +72,7 @@ void lukv_over(const GoldenCase& golden, GoldenReport& report) {
       options.prune_ratios = golden.tensor("prune_ratio." + ratio).values;
       options.official_rounding = official;
       LUKV policy(options, prompt.shape);
+      report.covers(LUKV::kName);
       prompt.feed(policy, prompt.ways()[0]);
       for (std::size_t layer = 0; layer < prompt.shape.num_layers; ++layer) {
         compare_scores(golden, report, "L" + std::to_string(layer) + ".scores", prompt.len,
@@ -93,6 +94,7 @@ void per_layer_over(const GoldenCase& golden, GoldenReport& report) {
   options.only_at_prefill_end = true;
   options.compression_ratios = golden.tensor("ratios").values;
   PerLayer policy(options, prompt.shape);
+  report.covers(PerLayer::kName);
   prompt.feed(policy, prompt.ways()[0]);
   const std::vector<int> keep = prompt.keep(policy);
   compare_layers(golden, report, "", prompt.shape.num_layers, keep);
@@ -105,6 +107,7 @@ void per_layer_over(const GoldenCase& golden, GoldenReport& report) {
 }  // namespace
 
 void run_duo_attention(const GoldenCase& golden, GoldenReport& report) {
+  report.covers(kvevict::DuoAttention::kName);
   const std::size_t len = golden.count("n");
   const kvevict::CacheShape shape{.num_layers = golden.count("num_layers"),
                                   .num_q_heads = golden.count("num_q_heads"),
@@ -143,6 +146,7 @@ void run_duo_attention(const GoldenCase& golden, GoldenReport& report) {
 }
 
 void run_simlayerkv(const GoldenCase& golden, GoldenReport& report) {
+  report.covers(kvevict::SimLayerKV::kName);
   const WindowPrompt prompt(golden, "n_last");
   for (const WindowPrompt::Way& way : prompt.ways()) {
     for (char ratio = 'a'; golden.has(std::string("lazy_threshold.") + ratio); ++ratio) {

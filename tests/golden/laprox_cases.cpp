@@ -197,6 +197,7 @@ class LaProxCase {
 }  // namespace
 
 void run_laprox(const GoldenCase& golden, GoldenReport& report) {
+  report.covers(kvevict::LaProx::kName);
   LaProxCase(golden, report).run();
 }
 

@@ -22,6 +22,7 @@ void run(const GoldenCase& golden, GoldenReport& report, RowSource source) {
   const double mean_scale =
       static_cast<double>(shape.head_dim) / static_cast<double>(golden.count("head_dim"));
   kvevict::LongFlow policy({.budget = golden.count("budget")}, shape);
+  report.covers(kvevict::LongFlow::kName);
   PositionCache cache(shape, values);
   policy.append(golden.count("num_prompt"));
   cache.append(golden.count("num_prompt"));

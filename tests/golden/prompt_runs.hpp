@@ -24,6 +24,7 @@ namespace kvevict_test {
 template <class P>
 void compare_prompt_run(const GoldenCase& golden, GoldenReport& report, const WindowPrompt& prompt,
                         const std::string& run, typename P::Options options = {}) {
+  report.covers(P::kName);
   if constexpr (requires { options.observation_window; })
     options.observation_window = prompt.window;
   set_run_options<P>(golden, run, options);

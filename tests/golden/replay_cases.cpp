@@ -30,6 +30,7 @@ std::string layer_name(std::size_t layer) {
 template <class P>
 void compare_masks(const GoldenCase& golden, GoldenReport& report, const std::string& ratio,
                    const WindowPrompt& prompt, const P& policy) {
+  report.covers(P::kName);
   const std::vector<int> keep = prompt.keep(policy);
   std::vector<std::size_t> counts;
   for (std::size_t lane = 0; lane < prompt.shape.num_layers * prompt.shape.num_kv_heads; ++lane) {

@@ -12,6 +12,7 @@
 namespace kvevict_test {
 
 void run_rkv(const GoldenCase& golden, GoldenReport& report) {
+  report.covers(kvevict::RKV::kName);
   const WindowPrompt prompt(golden, "window");
   const std::size_t past = prompt.len - prompt.window;
   for (const std::string& name : golden.words("runs")) {

@@ -22,6 +22,7 @@ void run(const GoldenCase& golden, GoldenReport& report, RowSource source) {
                                 .history = golden.count("history"),
                                 .recent_window = golden.count("protect")},
                                shape);
+  report.covers(kvevict::ScissorHands::kName);
   PositionCache cache(shape);
   policy.append(golden.count("num_prompt"));
   cache.append(golden.count("num_prompt"));

@@ -79,6 +79,7 @@ void run_ratios(const GoldenCase& golden, GoldenReport& report) {
 }  // namespace
 
 void run_streaming_llm(const GoldenCase& golden, GoldenReport& report) {
+  report.covers(kvevict::StreamingLLM::kName);
   if (!golden.has("num_cases"))
     return run_ratios(golden, report);
   for (std::size_t i = 0; i < golden.count("num_cases"); ++i) {

@@ -27,6 +27,7 @@ void run(const GoldenCase& golden, GoldenReport& report, const std::string& name
   kvevict::ThinKVOptions options;
   set_run_options<kvevict::ThinKV>(golden, name, options);
   RowSession<kvevict::ThinKV> session(options, shape, num_positions);
+  report.covers(kvevict::ThinKV::kName);
   const std::size_t num_lanes = shape.num_layers * shape.num_kv_heads;
   std::size_t written = 0;
   const auto write = [&](std::size_t count) {  // keys to the slots that come next

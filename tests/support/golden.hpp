@@ -12,6 +12,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 // Reader of the text format "kvevict-golden 1" and the comparison rules of its cases.
@@ -212,8 +213,11 @@ class GoldenReport {
       throw std::runtime_error(path_ + ": " + record);
     ++records_;
   }
+  /// The case is one of the policy of this name.
+  void covers(std::string_view policy) { policies_.emplace(policy); }
 
   [[nodiscard]] std::size_t records() const { return records_; }
+  [[nodiscard]] const std::set<std::string>& policies() const { return policies_; }
   [[nodiscard]] double largest_deviation() const { return largest_deviation_; }
 
  private:
@@ -235,6 +239,7 @@ class GoldenReport {
   std::string path_;
   double tolerance_;
   std::size_t records_ = 0;
+  std::set<std::string> policies_;
   double largest_deviation_ = 0;
 };
 
