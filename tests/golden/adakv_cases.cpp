@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -74,6 +75,17 @@ void run_paper(const GoldenCase& golden, GoldenReport& report) {
   }
 }
 
+/// Runs over scores of keys.
+void run_over_keys(const GoldenCase& golden, GoldenReport& report) {
+  if (golden.text("base") == "knorm") {
+    compare_prompt_runs<kvevict::AdaKVKnorm>(golden, report);
+  } else if (golden.text("base") == "keydiff") {
+    compare_prompt_runs<kvevict::AdaKVKeyDiff>(golden, report);
+  } else {
+    throw std::runtime_error("no base " + golden.text("base"));
+  }
+}
+
 /// A case of kvpress; the scores of `make(budget)` are `factor` times the case's.
 template <class Make>
 void run_kvpress(const GoldenCase& golden, GoldenReport& report, const WindowPrompt& prompt,
@@ -81,6 +93,7 @@ void run_kvpress(const GoldenCase& golden, GoldenReport& report, const WindowPro
   for (const WindowPrompt::Way& way : prompt.ways()) {
     for (const std::string& ratio : ratios_of(golden)) {
       auto policy = make(golden.count("n_kept." + ratio));
+      report.covers(decltype(policy)::kName);
       prompt.feed(policy, way);
       std::vector<float> scores = prompt.scores(policy, 0);
       for (float& score : scores)
@@ -97,8 +110,10 @@ void run_kvpress(const GoldenCase& golden, GoldenReport& report, const WindowPro
 }  // namespace
 
 void run_adakv(const GoldenCase& golden, GoldenReport& report) {
-  if (golden.has("runs"))
+  if (golden.has("runs") && !golden.has("base"))
     return compare_prompt_runs<AdaKV>(golden, report);
+  if (golden.has("runs"))
+    return run_over_keys(golden, report);
   if (!golden.has("base"))
     return run_paper(golden, report);
   const double floor = golden.real("alpha_safeguard");

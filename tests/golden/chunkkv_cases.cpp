@@ -79,6 +79,7 @@ void compare(const GoldenCase& golden, GoldenReport& report, const WindowPrompt&
   }
   for (const WindowPrompt::Way& way : prompt.ways()) {
     auto whole = make(prompt.len);
+    report.covers(decltype(whole)::kName);
     prompt.feed(whole, way);
     const std::vector<float> actual = prompt.scores(whole, 0);
     std::vector<float> unprotected;
@@ -125,6 +126,8 @@ void run_chunkkv(const GoldenCase& golden, GoldenReport& report) {
 }
 
 void run_entropy_gated_chunkkv(const GoldenCase& golden, GoldenReport& report) {
+  if (golden.has("runs"))
+    return compare_prompt_runs<kvevict::EntropyGatedChunkKV>(golden, report);
   const auto run = [&]<class Base>(std::type_identity<Base>, const WindowPrompt& prompt,
                                    auto&& set) {
     using Gated = kvevict::EntropyGatedOver<Base>;

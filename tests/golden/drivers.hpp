@@ -7,8 +7,9 @@
 
 namespace kvevict_test {
 
-// One driver for each `text policy`: runs the library over a case and reports what it compared. An
-// option that a driver asks for in none of its cases fails the test.
+// One driver for each `text policy`: runs the library over a case and reports what it compared and
+// of which policies. An option that a driver asks for in none of its cases fails the test, and so
+// does a policy that no case is of.
 
 void run_adakv(const GoldenCase& golden, GoldenReport& report);
 void run_allocation_tables(const GoldenCase& golden, GoldenReport& report);
@@ -77,6 +78,15 @@ void run_defensivekv(const GoldenCase& golden, GoldenReport& report);
 void run_evolkv(const GoldenCase& golden, GoldenReport& report);
 void run_headkv(const GoldenCase& golden, GoldenReport& report);
 void run_rocketkv(const GoldenCase& golden, GoldenReport& report);
+void run_mean_centred_norm(const GoldenCase& golden, GoldenReport& report);
+void run_aggregated_keydiff(const GoldenCase& golden, GoldenReport& report);
+void run_dms_qfilters(const GoldenCase& golden, GoldenReport& report);
+void run_kvzap(const GoldenCase& golden, GoldenReport& report);
+void run_external_scores(const GoldenCase& golden, GoldenReport& report);
+void run_random_eviction(const GoldenCase& golden, GoldenReport& report);
+void run_random_attention(const GoldenCase& golden, GoldenReport& report);
+void run_raas_bounds(const GoldenCase& golden, GoldenReport& report);
+void run_triattention_online(const GoldenCase& golden, GoldenReport& report);
 
 /// Cases of a real model: `path` is its GGUF file.
 void run_model(const GoldenCase& golden, GoldenReport& report, const std::string& path);

@@ -92,6 +92,15 @@ const std::map<std::string, GoldenDriver>& drivers() {
       {"aggregated_tova", run_aggregated_tova},
       {"adaptive_rkv", run_adaptive_rkv},
       {"TriAttention", run_triattention},
+      {"triattention_online", run_triattention_online},
+      {"mean_centred_norm", run_mean_centred_norm},
+      {"aggregated_keydiff", run_aggregated_keydiff},
+      {"dms_qfilters", run_dms_qfilters},
+      {"kvzap", run_kvzap},
+      {"external_scores", run_external_scores},
+      {"random_eviction", run_random_eviction},
+      {"random_attention", run_random_attention},
+      {"raas_bounds", run_raas_bounds},
   };
   return map;
 }

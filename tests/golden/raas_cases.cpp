@@ -1,14 +1,17 @@
 #include "golden/drivers.hpp"
+#include "golden/growing_text.hpp"
 #include "golden/run_options.hpp"
 #include "golden/step_logits.hpp"
+#include "kvevict/core/decode_pages.hpp"
 #include "kvevict/policies/raas.hpp"
 #include "support/golden.hpp"
 
 #include <algorithm>
 #include <cstddef>
+#include <string>
 #include <vector>
 
-// Cases of `text policy raas`.
+// Cases of `text policy raas` and `raas_bounds`.
 namespace kvevict_test {
 namespace {
 
@@ -28,6 +31,7 @@ void run(const GoldenCase& golden, GoldenReport& report, RowSource source) {
   if (golden.has("stamp"))
     set_option(golden, "stamp", options.stamp);
   kvevict::RaaS policy(options, shape);
+  report.covers(kvevict::RaaS::kName);
   PositionCache cache(shape);
   policy.begin(prompt_len);
   policy.append(prompt_len);
@@ -72,6 +76,37 @@ void run(const GoldenCase& golden, GoldenReport& report, RowSource source) {
 void run_raas(const GoldenCase& golden, GoldenReport& report) {
   run(golden, report, RowSource::kRows);
   run(golden, report, RowSource::kQueries);
+}
+
+void run_raas_bounds(const GoldenCase& golden, GoldenReport& report) {
+  for (const std::string& name : golden.words("runs")) {
+    GrowingText text(golden);
+    kvevict::RaaSOptions options;
+    set_run_options<kvevict::RaaSBounds>(golden, name, options);
+    refuse_other_options(golden, name);
+    kvevict::RaaSBounds policy(options, text.shape());
+    text.run(report, name, policy, GrowingText::kWhole, [&](std::size_t first, std::size_t count) {
+      text.hand_over_queries(policy, first, count, static_cast<float>(golden.real("soft_cap")));
+    });
+    // A page has the newest stamp of its tokens.
+    const kvevict::Sequence& sequence = policy.sequence();
+    const std::vector<float> scores = text.scores(policy);
+    std::vector<float> stamps(sequence.num_lanes() * text.len(), 0.0F);
+    std::size_t before = 0;
+    for (std::size_t layer = 0; layer < sequence.num_lanes(); ++layer) {
+      const kvevict::DecodePages pages{options.page_size};
+      pages.for_each(sequence, layer, [&](std::size_t first, std::size_t last) {
+        const auto begin = scores.begin() + static_cast<std::ptrdiff_t>(before + first);
+        const float newest =
+            *std::max_element(begin, begin + static_cast<std::ptrdiff_t>(last - first));
+        for (std::size_t slot = first; slot < last; ++slot)
+          stamps[layer * text.len() + static_cast<std::size_t>(sequence.position(layer, slot))] =
+              newest;
+      });
+      before += sequence.seq_len(layer);
+    }
+    report.equal(name + ".stamps", golden.tensor(name + ".stamps").values, stamps);
+  }
 }
 
 }  // namespace kvevict_test

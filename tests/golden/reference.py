@@ -11,6 +11,7 @@ the standard library alone. Nothing of the library is read or run.
 A case is drawn again until no choice of it hangs on scores that lie close together.
 """
 
+import cmath
 import functools
 import math
 import operator
@@ -120,12 +121,19 @@ class Draw:
         elif largest > 0:
             self.gap = min(self.gap, abs(a - b) / largest)
 
-    def best(self, scores, count, among=None):
-        """The `count` best of `among` by score; the lower index of equal ones."""
-        order = sorted(range(len(scores)) if among is None else among, key=lambda i: -scores[i])
+    def best(self, scores, count, among=None, exact=False):
+        """The `count` best of `among` by score; the lower index of equal ones.
+
+        Scores that are `exact` in floats need not lie apart; NaN is below all numbers.
+        """
+        order = sorted(range(len(scores)) if among is None else among,
+                       key=lambda i: (math.isnan(scores[i]), -scores[i]))
         if 0 < count < len(order):
-            largest = max(abs(scores[i]) for i in order)
-            self.far(scores[order[count - 1]], scores[order[count]], largest)
+            last, first = scores[order[count - 1]], scores[order[count]]
+            if not exact:
+                self.far(last, first, max(abs(scores[i]) for i in order))
+            elif last == first:
+                self.ties += 1
         return set(order[: max(count, 0)])
 
 
@@ -230,6 +238,43 @@ def apportion(ideal, total, cap):
     for i in sorted(open_, key=lambda i: (-round(share[i] - numbers[i], 6), i))[:rest]:
         numbers[i] += 1
     return numbers
+
+
+WORD = 2**64
+COUNTER_STEP = 0xD1342543DE82EF95
+
+
+def mixed(x):
+    """What SplitMix64 (Steele, Lea, Flood 2014) gives from state x."""
+    x = (x + 0x9E3779B97F4A7C15) % WORD
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % WORD
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % WORD
+    return x ^ x >> 31
+
+
+def counter_of(options, lane):
+    """Where the counters of a set of tokens, or of a query head, begin."""
+    seed, sequence = int(options.get("seed", 0)), options.get("sequence_id", 0)
+    return mixed((seed + mixed(lane) + COUNTER_STEP * sequence) % WORD)
+
+
+def random_bits(options, lane, position, firing=0):
+    """64 of them for a token; `firing` counts the cuts before, where each has a draw of its own."""
+    return mixed((counter_of(options, lane) + position + COUNTER_STEP * firing) % WORD)
+
+
+def gumbel(bits, count):
+    """Of the `count` highest of 64 bits."""
+    return -math.log(-math.log(((bits >> (64 - count)) + 0.5) / 2**count))
+
+
+def with_equal_keys(keys, pairs):
+    """Gives tokens the keys of others, in all heads."""
+    for layer in keys:
+        for head in layer:
+            for a, b in pairs:
+                head[b] = list(head[a])
+    return keys
 
 
 # ---- Prompts that are cut once by a window's attention ----------------------------------------
@@ -656,6 +701,105 @@ def adakv_1_runs(draw):
     return case
 
 
+# AdaKV over scores of keys
+
+ADA_KEYS_NOTE = (
+    "base knorm: -|k|, keydiff: -cos(k, mean of unit keys), over all n slots. Of each KV head the "
+    "first num_sink_tokens and the newest recent_window stay; b = budget without them. Heads of a "
+    "layer compete with b each. floor_rule guarantee: each head its best max(1, floor(budget "
+    "floor)), the ones that stay anyway among them (floor_of_whole 0: max(1, floor(b floor)) "
+    "beside those), none for floor 0, the rest the best of all; interpolate: c_h of the H b best "
+    "fall on head h, which keeps its best c_h (1 - floor) + b floor, by largest remainder. A head "
+    "of which nothing stays anyway keeps one. X.budgets [num_layers, num_kv_heads]."
+)
+
+
+def key_scores(base, keys):
+    """[n] of a KV head."""
+    if base == "knorm":
+        return [-norm(key) for key in keys]
+    units = [unit(key) for key in keys]
+    centre = mean_rows(units)
+    return [-dot(u, centre) / norm(centre) for u in units]
+
+
+def adakv_of_keys(draw, base, prompt, runs, pairs=()):
+    case = Case("adakv", ADA_KEYS_NOTE)
+    case.text("base", base)
+    for layer in prompt.keys:
+        layer[-1] = [[x / 2 for x in key] for key in layer[-1]]  # a head that wins much by norms
+    with_equal_keys(prompt.keys, pairs)
+    prompt.write(case)
+    case.runs(runs)
+    n, heads = prompt.n, prompt.kv_heads
+    for run, options in runs.items():
+        scores = [[key_scores(base, head) for head in layer] for layer in prompt.keys]
+        sinks, end = options.get("num_sink_tokens", 0), n - options.get("recent_window", 0)
+        share = options["budget"] - sinks - (n - end)
+        floor, chosen = options.get("floor", 0.2), []
+        for layer in scores:
+            free = [head[sinks:end] for head in layer]
+            if options.get("floor_rule", "guarantee") == "guarantee":
+                whole = options.get("floor_of_whole", True)
+                least = (options["budget"] if whole else share) * floor
+                safe = max(1, math.floor(least + 1e-9)) if floor > 0 else 0
+                safe = max(safe - (options["budget"] - share), 0) if whole else safe
+                safe = max(safe, 1) if share == options["budget"] else safe
+                best = guaranteed(draw, free, share, safe)
+            else:
+                entries = [(h, i) for h in range(heads) for i in range(len(free[h]))]
+                won = draw.best([free[h][i] for h, i in entries], share * heads)
+                ideal = [
+                    sum(entries[e][0] == h for e in won) * (1 - floor) + share * floor
+                    for h in range(heads)
+                ]
+                counts = apportion(ideal, share * heads, end - sinks)
+                best = [draw.best(head, count) for head, count in zip(free, counts)]
+            chosen.append([
+                {sinks + i for i in head} | set(range(sinks)) | set(range(end, n)) for head in best
+            ])
+        case.tensor(run + ".budgets", "i32", [[len(head) for head in layer] for layer in chosen])
+        prompt.write_run(case, run, scores, chosen)
+    return case
+
+
+@case
+def adakv_2_keydiff(draw):
+    return adakv_of_keys(draw, "keydiff", Prompt(draw, 2, 4, 2, 4, 28, 0), {
+        "defaults": {"budget": 11},
+        "windows": {"budget": 13, "floor": 0.6, "num_sink_tokens": 2, "recent_window": 3},
+        "beside": {"budget": 12, "floor": 0.5, "floor_of_whole": False, "recent_window": 4},
+        "no_floor": {"budget": 7, "floor": 0.0},
+        "interpolate": {"budget": 10, "floor_rule": "interpolate", "floor": 0.3,
+                        "num_sink_tokens": 1},
+    })
+
+
+@case
+def adakv_3_knorm(draw):
+    prompt = Prompt(draw, 1, 6, 3, 3, 32, 0)
+    prompt.keys[0][0] = [[4 * x for x in key] for key in prompt.keys[0][0]]  # wins nothing
+    return adakv_of_keys(draw, "knorm", prompt, {
+        "defaults": {"budget": 10},
+        "no_floor": {"budget": 6, "floor": 0.0},
+        "windows": {"budget": 12, "floor": 0.75, "num_sink_tokens": 1, "recent_window": 2},
+        "interpolate": {"budget": 11, "floor_rule": "interpolate", "floor": 0.5},
+    })
+
+
+@case
+def adakv_4_ties(draw):
+    # Equal keys of a head; the first two heads have the same.
+    prompt = Prompt(draw, 1, 3, 3, 3, 24, 0)
+    prompt.keys[0][1] = [list(key) for key in prompt.keys[0][0]]
+    pairs = [(0, 4), (1, 8), (1, 9), (3, 12), (3, 20), (5, 6), (0, 16)]
+    return adakv_of_keys(draw, "knorm", prompt, {
+        "defaults": {"budget": 9},
+        "no_floor": {"budget": 7, "floor": 0.0, "recent_window": 2},
+        "floor": {"budget": 8, "floor": 1.0},
+    }, pairs)
+
+
 # CriticalKV
 
 CRITICAL_NOTE = (
@@ -795,6 +939,88 @@ def chunkkv_2_runs(draw):
             chosen.append([stays] * prompt.kv_heads)
         case.tensor("keep." + run, "u8", prompt.mask(chosen))
     return case
+
+
+# EntropyGatedChunkKV
+
+ENTROPY_NOTE = (
+    "Scores as in the chunkkv cases, average pooling of 5: Ll.X.scores [n - window]. Chunks of "
+    "chunk_len from slot 0 up to the window, the last may be short; those of the highest mean "
+    "first, of equal ones the earlier. A chunk stays whole, as far as budget - window goes; one "
+    "whose mean is at least the median of all means and whose entropy is below the median of all "
+    "entropies gives its best low_entropy_len; a chunk that does not fit gives its best, and what "
+    "is left goes to the best single tokens. Entropy: - sum p ln(p + 1e-8) / ln c of the c scores, "
+    "p = s / (sum + 1e-8), in [0, 1], 0 for c = 1; medians are the lower ones. One set per layer, "
+    "the window stays."
+)
+
+
+def entropy_of(scores):
+    if len(scores) < 2:
+        return 0.0
+    total = math.fsum(scores) + 1e-8
+    entropy = -math.fsum(s / total * math.log(s / total + 1e-8) for s in scores)
+    return min(max(entropy / math.log(len(scores)), 0.0), 1.0)
+
+
+def entropy_gated_chunkkv(draw, prompt, runs):
+    case = Case("entropy_gated_chunkkv", ENTROPY_NOTE)
+    prompt.write(case)
+    case.runs(runs)
+    for run, options in runs.items():
+        scores, chosen = [], []
+        for l in range(prompt.layers):
+            votes = prompt.vote(l, "average", options.get("pool_kernel_size", 5))
+            s = [math.fsum(column) for column in zip(*votes)]
+            size = options["chunk_len"]
+            chunks = [
+                range(c, min(c + size, prompt.prefix)) for c in range(0, prompt.prefix, size)
+            ]
+            means = [mean([s[i] for i in c]) for c in chunks]
+            entropies = [entropy_of([s[i] for i in c]) for c in chunks]
+            middle = (len(chunks) - 1) // 2
+            median, threshold = sorted(means)[middle], sorted(entropies)[middle]
+            for entropy in set(entropies) - {threshold}:
+                draw.far(entropy, threshold, 1.0)
+            order = sorted(range(len(chunks)), key=lambda c: -means[c])
+            for a, b in zip(order, order[1:]):
+                draw.far(means[a], means[b], max(means))
+            left, stays = options["budget"] - prompt.window, set()
+            for c in order:
+                few = means[c] >= median and entropies[c] < threshold
+                count = min(left, options["low_entropy_len"] if few else len(chunks[c]))
+                stays |= draw.best(s, count, chunks[c])
+                left -= min(count, len(chunks[c]))
+            others = [i for i in range(prompt.prefix) if i not in stays]
+            stays |= draw.best(s, left, others)
+            scores.append(s)
+            chosen.append([stays] * prompt.kv_heads)
+        prompt.write_run(case, run, scores, chosen)
+    return case
+
+
+@case
+def entropy_gated_chunkkv_1_gqa2(draw):
+    return entropy_gated_chunkkv(draw, Prompt(draw, 2, 4, 2, 4, 40, 3), {
+        "defaults": {"budget": 20, "chunk_len": 10, "low_entropy_len": 4},
+        "small": {"budget": 29, "chunk_len": 4, "low_entropy_len": 2, "pool_kernel_size": 1},
+        "none_of_low": {"budget": 18, "chunk_len": 6, "low_entropy_len": 0,
+                        "pool_kernel_size": 1},
+        "most": {"budget": 36, "chunk_len": 7, "low_entropy_len": 3, "pool_kernel_size": 3},
+        "window_alone": {"budget": 3, "chunk_len": 5, "low_entropy_len": 2},
+    })
+
+
+@case
+def entropy_gated_chunkkv_2_ties(draw):
+    # Tokens of equal keys, and two chunks that are the same.
+    prompt = Prompt(draw, 1, 2, 2, 4, 35, 3)
+    with_equal_keys(prompt.keys, [(1, 3), (1, 9), (6, 7), (13, 22), (13, 14)])
+    with_equal_keys(prompt.keys, [(16 + i, 24 + i) for i in range(8)])
+    return entropy_gated_chunkkv(draw, prompt, {
+        "plain": {"budget": 17, "chunk_len": 8, "low_entropy_len": 3, "pool_kernel_size": 1},
+        "small": {"budget": 14, "chunk_len": 4, "low_entropy_len": 1, "pool_kernel_size": 1},
+    })
 
 
 # DefensiveKV
@@ -1026,14 +1252,14 @@ class Steps:
         case.tensor("prefill_logits", "f32", self.prefill)
         case.tensor("logits", "f32", self.logits)
 
-    def row(self, time, q_head, kept, tau=1.0):
+    def row(self, time, q_head, kept, tau=1.0, noise=lambda position: 0.0):
         """Of the token at position `time`, over the positions `kept`: {position: attention}."""
         logits = (
             self.prefill[q_head][time]
             if time < self.prompt
             else self.logits[time - self.prompt][q_head]
         )
-        return dict(zip(kept, softmax([logits[p] / tau for p in kept])))
+        return dict(zip(kept, softmax([(logits[p] + noise(p)) / tau for p in kept])))
 
 
 HEAVY_NOTE = (
@@ -1048,9 +1274,10 @@ HEAVY_NOTE = (
 )
 
 
-def heavy_and_recent(draw, case, steps, runs, num_sinks, factor, tau):
+def heavy_and_recent(draw, case, steps, runs, num_sinks, factor, tau,
+                     noise=lambda options, head, time, position: 0.0):
     """H2O with `num_sinks` unless a run has others, `factor(options, kv_head, position)` on the
-    scores and rows of temperature `tau(options, step)`, 0 in the prompt."""
+    scores and rows of temperature `tau(options, step)`, 0 in the prompt, and `noise`."""
     case.runs(runs)
     for run, options in runs.items():
         shared = options.get("scope", "model" if run == "shared" else "head") == "model"
@@ -1066,7 +1293,9 @@ def heavy_and_recent(draw, case, steps, runs, num_sinks, factor, tau):
             for lane, heads in enumerate(lanes):
                 seen = [p for p in kept[lane] if p <= time]
                 for k, head in enumerate(heads):
-                    for p, a in steps.row(time, head, seen, tau(options, step)).items():
+                    row = steps.row(time, head, seen, tau(options, step),
+                                    functools.partial(noise, options, head, time))
+                    for p, a in row.items():
                         sums[lane][k][p] = sums[lane][k].get(p, 0.0) + a
 
         def scores(lane, length):
@@ -1166,17 +1395,33 @@ KEYFORMER_NOTE = HEAVY_NOTE + (
 )
 
 
-def keyformer(draw, steps, runs):
-    case = Case("keyformer", KEYFORMER_NOTE)
+KEYFORMER_NOISE_NOTE = (
+    " gumbel_noise 1: softmax((logits + g) / tau) with g = -ln(-ln u), u = ((b >> 11) + 1/2) / "
+    "2^53, b = mix(mix(mix(seed + mix(head) + c sequence_id) + position of the query) + position "
+    "of the key), mix and c as in the random_eviction cases."
+)
+
+
+def keyformer(draw, steps, runs, note=""):
+    case = Case("keyformer", KEYFORMER_NOTE + note)
     steps.write(case)
-    runs = {run: dict(options, gumbel_noise=False) for run, options in runs.items()}
+    runs = {
+        run: dict(options, gumbel_noise=options.get("gumbel_noise", False))
+        for run, options in runs.items()
+    }
 
     def tau(options, step):
         first = options.get("tau_init", 1.0)
         length = options.get("generation_len", 64)
         return first + min(step, length) * (options.get("tau_end", 2.0) - first) / length
 
-    return heavy_and_recent(draw, case, steps, runs, 0, lambda options, kv, p: 1.0, tau)
+    def noise(options, head, time, position):
+        if not options["gumbel_noise"]:
+            return 0.0
+        query = mixed((counter_of(options, head) + time) % WORD)
+        return gumbel(mixed((query + position) % WORD), 53)
+
+    return heavy_and_recent(draw, case, steps, runs, 0, lambda options, kv, p: 1.0, tau, noise)
 
 
 @case
@@ -1197,6 +1442,15 @@ def keyformer_2_mha(draw):
         "cooling": {"heavy": 6, "recent": 2, "tau_init": 2.0, "tau_end": 0.5,
                     "generation_len": 5},
     })
+
+
+@case
+def keyformer_3_noise(draw):
+    return keyformer(draw, Steps(draw, 4, 2, 14, 12), {
+        "per_head": {"heavy": 6, "recent": 3, "gumbel_noise": True},
+        "shared": {"heavy": 5, "recent": 4, "gumbel_noise": True, "seed": 7, "sequence_id": 3,
+                   "num_sink_tokens": 1, "generation_len": 9},
+    }, KEYFORMER_NOISE_NOTE)
 
 
 # FastGen
@@ -1366,8 +1620,8 @@ BLOCK_NOTE = (
 )
 
 
-def block_eviction(draw, steps, runs):
-    case = Case("block_eviction", BLOCK_NOTE)
+def block_eviction(draw, steps, runs, note=""):
+    case = Case("block_eviction", BLOCK_NOTE + note)
     steps.write(case)
     case.runs(runs)
     for run, options in runs.items():
@@ -1413,6 +1667,10 @@ def block_eviction(draw, steps, runs):
                     "ones": [1] * size,
                     "alternating": [i % 2 for i in range(size)],
                     "mean": [int(2 * sum(bits) > len(words)) for bits in zip(*words)],
+                    "random": [
+                        mixed((mixed(options.get("anchor_seed", 0)) + i) % WORD) >> 63
+                        for i in range(size)
+                    ],
                 }[options["anchor"]]
                 victims = sorted(
                     (b for b in range(len(blocks)) if b not in chosen),
@@ -1469,6 +1727,17 @@ def block_eviction_3_short_prompt(draw):
         "norm_sum": dict(sizes),
         "sum": dict(sizes, lifetime_mean=False),
     })
+
+
+@case
+def block_eviction_4_random_anchor(draw):
+    sizes = {"budget": 20, "num_sink_tokens": 4, "recent_window": 0, "block_size": 4,
+             "num_representatives": 2, "anchor": "random", "pool_width": 2}
+    return block_eviction(draw, Steps(draw, 1, 1, 32, 8), {
+        "seed_0": dict(sizes),
+        "seed_3": dict(sizes, anchor_seed=3),
+    }, " anchor random: bit i is the highest of mix(mix(anchor_seed) + i), mix as in the "
+       "random_eviction cases.")
 
 
 # ThinKV
@@ -1669,10 +1938,12 @@ VASE_NOTE = (
 )
 
 
-def vase(draw, prompt, runs):
-    case = Case("vase", VASE_NOTE)
+def vase(draw, prompt, runs, note=""):
+    case = Case("vase", VASE_NOTE + note)
     prompt.write(case, values=True)
-    runs = {run: dict(options, sample=False) for run, options in runs.items()}
+    runs = {
+        run: dict(options, sample=options.get("sample", False)) for run, options in runs.items()
+    }
     case.runs(runs)
     n = prompt.n
     for run, options in runs.items():
@@ -1695,6 +1966,10 @@ def vase(draw, prompt, runs):
             scores.append([
                 reduce_group(prompt.of_group(of_heads, kv), "mean") for kv in range(prompt.kv_heads)
             ])
+            for kv, of_head in enumerate(scores[l] if options["sample"] else []):
+                for p, weight in enumerate(of_head):
+                    bits = random_bits(options, l * prompt.kv_heads + kv, p)
+                    of_head[p] = math.log(max(weight, 2.0**-126)) + gumbel(bits, 52)
             chosen.append([])
             for kv in range(prompt.kv_heads):
                 if n - budget < options.get("interval", 64):
@@ -1733,6 +2008,16 @@ def vase_2_gqa3(draw):
         "max": {"budget": 15, "recent_window": 4, "num_sink_tokens": 1, "pooling": "max",
                 "pool_kernel_size": 3, "reserve": 5, "interval": 8},
     })
+
+
+@case
+def vase_3_drawn(draw):
+    return vase(draw, Prompt(draw, 2, 4, 2, 4, 36, 4), {
+        "plain": {"budget": 18, "recent_window": 4, "interval": 4, "sample": True},
+        "seed": {"budget": 12, "recent_window": 2, "reserve": 0, "num_sink_tokens": 0,
+                 "interval": 1, "sample": True, "seed": 5, "sequence_id": 2},
+    }, " sample 1: score = ln(max(score, 2^-126)) - ln(-ln u), u = ((b >> 12) + 1/2) / 2^52, b the "
+       "bits of the token as in the random_eviction cases, firing 0.")
 
 
 # NestedKV
@@ -2090,11 +2375,7 @@ def chunkkv_1_keydiff_partial(draw):
     case.shape(6, heads, 4, n=n, chunk_length=size)
     case.text("base", "keydiff")
     case.tensor("keys", "f32", keys)
-    scores = []
-    for head in keys:
-        units = [unit(key) for key in head]
-        anchor = mean_rows(units)
-        scores.append([-dot(u, anchor) / norm(anchor) for u in units])
+    scores = [key_scores("keydiff", head) for head in keys]
     case.tensor("scores", "f64", scores)
     case.tensor("protected", "u8", [0] * n)
     total = [math.fsum(column) for column in zip(*scores)]
@@ -2451,6 +2732,875 @@ def decoding_1_exact_share(draw):
         events += 1
     case.int("num_events", events)
     return case
+
+
+# ---- Caches that are cut while a text grows ---------------------------------------------------
+
+TEXT_NOTE = (
+    "prompts [.., 2]: spans of positions, each of which comes whole; what is between and behind "
+    "them is decoded one token at a time, and a cut may come after each prompt and each token. "
+    "X.gone [num_layers, num_kv_heads, n]: how many tokens the text had at the cut that a token "
+    "went in, 0: it stays. X.scores: of what stays, set after set. "
+)
+SCHEDULE_NOTE = (
+    "Over `budget` tokens, protected ones included, the best stay, the lower position of equal "
+    "ones; protected: the first num_sink_tokens, the newest recent_window. slack: a cut comes over "
+    "budget + slack, down to budget; decode_interval: after every such token behind a prompt, and "
+    "after a prompt; cuts_prompts 0: not before something is decoded; only_at_prefill_end: after "
+    "prompts alone, of what there is by then. "
+)
+
+
+class Text:
+    """A text of prompts and decoded tokens, and who of it is cached by which KV heads."""
+
+    def __init__(self, layers, q_heads, kv_heads, dim, n, prompts):
+        self.layers, self.q_heads, self.kv_heads = layers, q_heads, kv_heads
+        self.dim, self.n, self.prompts = dim, n, prompts
+        self.group = q_heads // kv_heads
+
+    def write(self, case, **tensors):
+        case.shape(self.q_heads, self.kv_heads, self.dim, num_layers=self.layers, n=self.n)
+        case.tensor("prompts", "i32", [list(span) for span in self.prompts])
+        for name, values in tensors.items():
+            case.tensor(name, "f32", values)
+
+    def numbers(self, draw, *shape, **others):
+        return draw.numbers(self.layers, self.kv_heads, *shape, **others)
+
+    def sets(self, scope):
+        """The (layer, KV head) that share their tokens, set by set."""
+        layers, heads = range(self.layers), range(self.kv_heads)
+        if scope == "model":
+            return [[(l, h) for l in layers for h in heads]]
+        if scope == "layer":
+            return [[(l, h) for h in heads] for l in layers]
+        return [[(l, h)] for l in layers for h in heads]
+
+    def in_prompt(self, position):
+        return any(first <= position < last for first, last in self.prompts)
+
+    def steps(self):
+        """(tokens before, tokens after, tokens decoded behind the newest prompt) of each step."""
+        length = end = 0
+        while length < self.n:
+            first, length = length, length + 1
+            if first in dict(self.prompts):
+                length = end = dict(self.prompts)[first]
+            yield first, length, length - end
+
+    def grow(self, case, run, scope, step):
+        """`step(first, length, decoded, kept)` says who stays of each set, None: no cut comes."""
+        sets = self.sets(scope)
+        kept = [[] for _ in sets]
+        gone = [[[0] * self.n for _ in range(self.kv_heads)] for _ in range(self.layers)]
+        for first, length, decoded in self.steps():
+            for tokens in kept:
+                tokens += range(first, length)
+            stays = step(first, length, decoded, kept)
+            if stays is None:
+                continue
+            for heads, tokens, staying in zip(sets, kept, stays):
+                for p in set(tokens) - staying:
+                    for l, h in heads:
+                        gone[l][h][p] = length
+                tokens[:] = sorted(staying)
+        case.tensor(run + ".gone", "i32", gone)
+        return kept
+
+
+def is_turn(options, decoded):
+    """Whether a schedule lets a cut come."""
+    if options.get("only_at_prefill_end", False) or decoded == 0:
+        return decoded == 0 and options.get("cuts_prompts", True)
+    return decoded % options.get("decode_interval", 1) == 0
+
+
+def newest(tokens, options):
+    return tokens[max(0, len(tokens) - options.get("recent_window", 0)) :]
+
+
+def windows(tokens, options):
+    return set(tokens[: options.get("num_sink_tokens", 0)]) | set(newest(tokens, options))
+
+
+def best_of_cache(draw, text, case, run, options, scope, scores_of, exact=False):
+    """Keeps the best `budget` of each set by `scores_of(set, tokens)`, {position: score}."""
+    budget, slack = options["budget"], options.get("slack", 0)
+
+    def step(first, length, decoded, kept):
+        if not is_turn(options, decoded) or max(map(len, kept)) <= budget + slack:
+            return None
+        stays = []
+        for i, tokens in enumerate(kept):
+            fixed = windows(tokens, options)
+            others = [p for p in tokens if p not in fixed]
+            stays.append(
+                fixed | draw.best(scores_of(i, tokens), budget - len(fixed), others, exact))
+        return stays
+
+    kept = text.grow(case, run, scope, step)
+    case.tensor(run + ".scores", "f64",
+                [scores_of(i, tokens)[p] for i, tokens in enumerate(kept) for p in tokens])
+
+
+# Mean-centred norm
+
+MEAN_CENTRED_NOTE = TEXT_NOTE + SCHEDULE_NOTE + (
+    "One set per layer; score = mean over its KV heads h of |k_h - mean over the heads of k|. keys "
+    "[num_layers, num_kv_heads, n, head_dim]."
+)
+
+
+def mean_centred_norm(draw, text, pairs, runs):
+    case = Case("mean_centred_norm", MEAN_CENTRED_NOTE)
+    keys = with_equal_keys(text.numbers(draw, text.n, text.dim), pairs)
+    text.write(case, keys=keys)
+    case.runs(runs)
+
+    def scores_of(layer, tokens):
+        result = {}
+        for p in tokens:
+            of_heads = [head[p] for head in keys[layer]]
+            centre = mean_rows(of_heads)
+            result[p] = mean([norm([x - m for x, m in zip(key, centre)]) for key in of_heads])
+        return result
+
+    for run, options in runs.items():
+        best_of_cache(draw, text, case, run, options, "layer", scores_of)
+    return case
+
+
+@case
+def mean_centred_norm_1_gqa2(draw):
+    text = Text(2, 6, 3, 4, 44, [(0, 18), (28, 36)])
+    return mean_centred_norm(draw, text, [], {
+        "plain": {"budget": 12},
+        "windows": {"budget": 13, "num_sink_tokens": 3, "recent_window": 4},
+        "seldom": {"budget": 10, "decode_interval": 4, "recent_window": 1},
+        "slack": {"budget": 9, "slack": 3, "num_sink_tokens": 1},
+        "no_prompt": {"budget": 14, "cuts_prompts": False},
+        "prompts_alone": {"budget": 11, "only_at_prefill_end": True, "recent_window": 2},
+    })
+
+
+@case
+def mean_centred_norm_2_ties(draw):
+    text = Text(1, 2, 2, 3, 30, [(0, 14)])
+    return mean_centred_norm(draw, text, [(1, 2), (1, 5), (3, 8), (1, 11), (5, 16), (3, 17)], {
+        "pairs": {"budget": 7},
+        "windows": {"budget": 8, "num_sink_tokens": 2, "recent_window": 2},
+    })
+
+
+@case
+def mean_centred_norm_3_one_head(draw):
+    # Nothing tells tokens apart: the first ones stay.
+    return mean_centred_norm(draw, Text(1, 2, 1, 3, 16, [(0, 8)]), [], {
+        "equal": {"budget": 5},
+        "recent": {"budget": 6, "recent_window": 3},
+    })
+
+
+# KeyDiff over steps
+
+AGGREGATED_KEYDIFF_NOTE = TEXT_NOTE + SCHEDULE_NOTE + (
+    "One set per KV head. s_i = -cos(k_i, mean of the unit keys that are cached), sampled once a "
+    "step, at the end of a prompt and for each decoded token before the cut, and made into the "
+    "score by temporal_rule over the samples since the token came, s_1 its first: single s_t, "
+    "frozen s_1, ema decay m + (1 - decay) s from m = s_1 on, cumulative the sum, lifetime_mean "
+    "the mean, decayed_sum decay m + s, max, count how many were above temporal_threshold, "
+    "last_time -(samples since the last one above it, or since it came); temporal_window W: of "
+    "the last W samples. refresh_interval r: behind a prompt tokens 1, 1 + r, .. are sampled "
+    "(score_free: 1); a token that comes in between has the mean score of its set until it has a "
+    "sample. keys [num_layers, num_kv_heads, n, head_dim]."
+)
+
+
+def of_samples(draw, rule, samples, options):
+    """What a rule makes of the samples of a token."""
+    decay, limit = options.get("decay", 0.8), options.get("temporal_threshold", 0.0)
+    if rule in ("count", "last_time"):
+        for s in samples:
+            draw.far(s, limit, 1.0)
+    recent = samples[-options.get("temporal_window", 0) :]
+    if rule == "single":
+        return samples[-1]
+    if rule == "frozen":
+        return samples[0]
+    if rule in ("cumulative", "lifetime_mean"):
+        return math.fsum(recent) / (len(recent) if rule == "lifetime_mean" else 1)
+    if rule == "max":
+        return max(recent)
+    if rule == "count":
+        return float(sum(s > limit for s in recent))
+    if rule == "last_time":
+        above = [t for t, s in enumerate(samples) if s > limit]
+        return float(max(above, default=0) - (len(samples) - 1))
+    m = samples[0]
+    for s in samples[1:]:
+        m = decay * m + (s if rule == "decayed_sum" else (1 - decay) * s)
+    return m
+
+
+def aggregated_keydiff(draw, text, pairs, runs):
+    case = Case("aggregated_keydiff", AGGREGATED_KEYDIFF_NOTE)
+    keys = with_equal_keys(text.numbers(draw, text.n, text.dim), pairs)
+    text.write(case, keys=keys)
+    case.runs(runs)
+    units = [[unit(key) for key in head] for layer in keys for head in layer]
+    for run, options in runs.items():
+        samples = [{} for _ in units]
+        entry = [{} for _ in units]  # of tokens without a sample
+
+        def score(lane, p):
+            if p not in samples[lane]:
+                return entry[lane][p]
+            return of_samples(draw, options["temporal_rule"], samples[lane][p], options)
+
+        def step(first, length, decoded, kept):
+            interval = options.get("refresh_interval", 1)
+            sampled = decoded <= 1 or (
+                not options.get("score_free", False) and (decoded - 1) % interval == 0)
+            for lane, tokens in enumerate(kept):
+                if sampled:
+                    centre = mean_rows([units[lane][p] for p in tokens])
+                    for p in tokens:
+                        samples[lane].setdefault(p, []).append(
+                            -dot(units[lane][p], centre) / norm(centre))
+                else:
+                    known = [score(lane, p) for p in tokens if p < first]
+                    entry[lane][first] = mean(known)
+            if not is_turn(options, decoded) or len(kept[0]) <= options["budget"]:
+                return None
+            stays = []
+            for lane, tokens in enumerate(kept):
+                fixed = windows(tokens, options)
+                others = [p for p in tokens if p not in fixed]
+                scores = {p: score(lane, p) for p in tokens}
+                stays.append(fixed | draw.best(scores, options["budget"] - len(fixed), others))
+            return stays
+
+        kept = text.grow(case, run, "head", step)
+        case.tensor(run + ".scores", "f64",
+                    [score(lane, p) for lane, tokens in enumerate(kept) for p in tokens])
+    return case
+
+
+@case
+def aggregated_keydiff_1_gqa2(draw):
+    text = Text(2, 4, 2, 4, 38, [(0, 16), (26, 31)])
+    return aggregated_keydiff(draw, text, [], {
+        "ema": {"budget": 11, "temporal_rule": "ema"},
+        "windows": {"budget": 12, "temporal_rule": "ema", "decay": 0.5, "num_sink_tokens": 2,
+                    "recent_window": 3},
+        "mean": {"budget": 9, "temporal_rule": "lifetime_mean"},
+        "last_3": {"budget": 11, "temporal_rule": "cumulative", "temporal_window": 3},
+        "decayed": {"budget": 10, "temporal_rule": "decayed_sum", "decay": 0.25,
+                    "decode_interval": 3},
+        "single": {"budget": 8, "temporal_rule": "single", "recent_window": 1},
+        "frozen": {"budget": 10, "temporal_rule": "frozen"},
+    })
+
+
+@case
+def aggregated_keydiff_2_lazy(draw):
+    text = Text(1, 2, 2, 4, 40, [(0, 14), (27, 32)])
+    return aggregated_keydiff(draw, text, [], {
+        "every_4": {"budget": 10, "temporal_rule": "ema", "refresh_interval": 4},
+        "score_free": {"budget": 9, "temporal_rule": "max", "score_free": True,
+                       "num_sink_tokens": 1},
+        "mean_of_2": {"budget": 11, "temporal_rule": "lifetime_mean", "temporal_window": 2,
+                      "refresh_interval": 3, "recent_window": 2},
+    })
+
+
+@case
+def aggregated_keydiff_3_ties(draw):
+    # Counts are whole numbers, and tokens that came together with equal keys stay equal.
+    text = Text(1, 2, 2, 3, 34, [(0, 14)])
+    return aggregated_keydiff(draw, text, [(0, 3), (0, 9), (2, 7), (4, 12), (2, 18)], {
+        "count": {"budget": 10, "temporal_rule": "count"},
+        "count_of_4": {"budget": 9, "temporal_rule": "count", "temporal_window": 4,
+                       "temporal_threshold": -0.25},
+        "last_time": {"budget": 11, "temporal_rule": "last_time", "recent_window": 2},
+        "max": {"budget": 8, "temporal_rule": "max", "num_sink_tokens": 1},
+    })
+
+
+# Pools of sets that share a budget, and thresholds
+
+POOL_NOTE = (
+    "What is not protected and scores below `threshold`, or NaN, goes, but for the best that make "
+    "up min_keep (1) tokens of a KV head, protected ones counted; KV heads that compete (lane: "
+    "each by itself, layer, model) have `budget` tokens each together, protected ones included, of "
+    "which each has its best up to min_keep first. "
+)
+
+
+def pooled(draw, kept, fixed, scores, options, pools):
+    """Who stays of each set, of scores that floats hold exactly."""
+    least = options.get("min_keep", 1)
+    threshold = options.get("threshold", -math.inf)
+    stays = [set(f) for f in fixed]
+    for pool in pools:
+        running = {}
+        for i in pool:
+            others = [p for p in kept[i] if p not in fixed[i]]
+            above = [p for p in others if scores[i][p] >= threshold]
+            if threshold == -math.inf:
+                above = others
+            elif len(fixed[i]) + len(above) < least:
+                above = sorted(draw.best(scores[i], least - len(fixed[i]), others, exact=True))
+            running[i] = above
+        room = math.inf
+        if "budget" in options:
+            room = max(options["budget"] * len(pool) - sum(len(fixed[i]) for i in pool), 0)
+        if sum(map(len, running.values())) <= room:
+            for i in pool:
+                stays[i] |= set(running[i])
+            continue
+        for i in pool if len(pool) > 1 else []:
+            own = draw.best(scores[i], least - len(fixed[i]), running[i], exact=True)
+            stays[i] |= own
+            running[i] = [p for p in running[i] if p not in own]
+            room -= len(own)
+        entries = [(i, p) for i in pool for p in running[i]]
+        for e in draw.best([scores[i][p] for i, p in entries], room, exact=True):
+            stays[entries[e][0]].add(entries[e][1])
+    return stays
+
+
+def pooled_runs(draw, case, text, runs, scores_of, **defaults):
+    """`scores_of(options)` is [sets, n]; a cut comes where something goes."""
+    case.runs(runs)
+    heads, lanes = text.kv_heads, range(text.layers * text.kv_heads)
+    for run, options in runs.items():
+        options = dict(defaults, **options)
+        scores = scores_of(options)
+        pools = {
+            "lane": [[i] for i in lanes],
+            "layer": [list(lanes[l * heads : (l + 1) * heads]) for l in range(text.layers)],
+            "model": [list(lanes)],
+        }[options.get("competition", "lane")]
+
+        def step(first, length, decoded, kept):
+            if not is_turn(options, decoded):
+                return None
+            fixed = [windows(tokens, options) for tokens in kept]
+            return pooled(draw, kept, fixed, scores, options, pools)
+
+        kept = text.grow(case, run, "head", step)
+        case.tensor(run + ".scores", "f64",
+                    [scores[i][p] for i, tokens in enumerate(kept) for p in tokens])
+
+
+# DMS over Q-Filters
+
+DMS_NOTE = TEXT_NOTE + POOL_NOTE + (
+    "Score = -<f, k> with the filter f of the KV head. Protected: the first num_sink_tokens, the "
+    "newest recent_window. Without a budget all that the threshold leaves stays. "
+    "only_at_prefill_end, decode_interval, cuts_prompts: when a cut may come, as in the "
+    "mean_centred_norm cases. q_filter [num_layers, num_kv_heads, head_dim], keys [num_layers, "
+    "num_kv_heads, n, head_dim]; products are exact in floats."
+)
+
+
+def dms_qfilters(draw, text, pairs, runs):
+    case = Case("dms_qfilters", DMS_NOTE)
+    keys = with_equal_keys(text.numbers(draw, text.n, text.dim), pairs)
+    filters = text.numbers(draw, text.dim, size=0.75)
+    text.write(case, q_filter=filters, keys=keys)
+    scores = [
+        [-dot(filters[l][h], key) for key in keys[l][h]]
+        for l in range(text.layers) for h in range(text.kv_heads)
+    ]
+    # Thresholds that some score equals.
+    runs = {
+        run: {k: sorted(scores[0])[int(v)] if k == "threshold" else v for k, v in options.items()}
+        for run, options in runs.items()
+    }
+    pooled_runs(draw, case, text, runs, lambda options: scores)
+    return case
+
+
+@case
+def dms_qfilters_1_gqa2(draw):
+    text = Text(2, 4, 2, 4, 44, [(0, 18), (29, 36)])
+    return dms_qfilters(draw, text, [], {
+        "plain": {"threshold": 15, "recent_window": 6},
+        "no_window": {"threshold": 40, "recent_window": 0},
+        "windows": {"threshold": 20, "recent_window": 4, "num_sink_tokens": 3},
+        "budget": {"threshold": 8, "recent_window": 5, "budget": 14},
+        "seldom": {"threshold": 18, "recent_window": 3, "decode_interval": 4},
+        "prompts_alone": {"threshold": 22, "recent_window": 2, "only_at_prefill_end": True},
+    })
+
+
+@case
+def dms_qfilters_2_ties(draw):
+    text = Text(1, 2, 2, 3, 34, [(0, 16)])
+    pairs = [(0, 4), (0, 9), (1, 6), (3, 12), (3, 13), (1, 20), (0, 24)]
+    return dms_qfilters(draw, text, pairs, {
+        "threshold": {"threshold": 12, "recent_window": 4},
+        "all_below": {"threshold": 33, "recent_window": 0},
+        "budget": {"threshold": 3, "recent_window": 0, "budget": 9, "num_sink_tokens": 1},
+    })
+
+
+# Scores from outside
+
+EXTERNAL_NOTE = TEXT_NOTE + POOL_NOTE + (
+    "Score = token_scores [num_layers, num_kv_heads, n] of the tokens that has_score [n] marks, "
+    "`unscored` (0) of the others. Protected: the first num_sink_tokens, the newest recent_window. "
+    "Policy kvzap: a threshold, a window, no budget. only_at_prefill_end: only after prompts."
+)
+
+
+def external_scores(draw, policy, text, runs, special=(), **defaults):
+    case = Case(policy, EXTERNAL_NOTE)
+    given = text.numbers(draw, text.n, size=4.0)
+    for l, h, p, value in special:
+        given[l][h][p] = value
+    marks = [int(p % 5 != 3) for p in range(text.n)]
+    text.write(case, token_scores=given)
+    case.tensor("has_score", "u8", marks)
+    pooled_runs(draw, case, text, runs, lambda options: [
+        [x if marked else options.get("unscored", 0.0) for x, marked in zip(head, marks)]
+        for layer in given for head in layer
+    ], **defaults)
+    return case
+
+
+@case
+def kvzap_1_gqa2(draw):
+    return external_scores(draw, "kvzap", Text(1, 4, 2, 1, 150, [(0, 24), (38, 48)]), {
+        "defaults": {},
+        "window": {"recent_window": 8},
+        "strict": {"threshold": 2.5, "recent_window": 5},
+        "no_window": {"threshold": 0.0, "recent_window": 0},
+        "all_below": {"threshold": 50.0, "recent_window": 0},
+    }, threshold=-4.0, recent_window=128)
+
+
+@case
+def external_scores_1_gqa2(draw):
+    return external_scores(draw, "external_scores", Text(2, 4, 2, 1, 48, [(0, 20), (31, 38)]), {
+        "plain": {"budget": 13},
+        "windows": {"budget": 14, "num_sink_tokens": 3, "recent_window": 4, "unscored": 1.5},
+        "layer": {"budget": 10, "competition": "layer", "min_keep": 6, "recent_window": 2},
+        "model": {"budget": 9, "competition": "model", "recent_window": 1},
+        "threshold": {"budget": 12, "competition": "model", "threshold": 0.5, "min_keep": 3,
+                      "unscored": -1.0},
+        "prompts_alone": {"budget": 11, "competition": "layer", "only_at_prefill_end": True},
+    })
+
+
+@case
+def external_scores_2_ties(draw):
+    # Few values, infinities and NaN among them.
+    text = Text(2, 2, 2, 1, 32, [(0, 16)])
+    special = [
+        (l, h, p, [2.0, -1.0, 0.5, 2.0, math.nan, -math.inf, 0.5, math.inf][(p * (3 + h) + l) % 8])
+        for l in range(2) for h in range(2) for p in range(text.n)
+    ]
+    return external_scores(draw, "external_scores", text, {
+        "lane": {"budget": 9},
+        "model": {"budget": 8, "competition": "model", "min_keep": 2, "num_sink_tokens": 1},
+        "threshold": {"budget": 20, "threshold": 0.5, "unscored": 0.5},
+        "equal_windows": {"budget": 10, "competition": "layer", "recent_window": 3},
+    }, special)
+
+
+# Random draws
+
+RANDOM_NOTE = TEXT_NOTE + (
+    "Random numbers come from counters, modulo 2^64, mix(x) being what SplitMix64 gives from state "
+    "x, c = 0xD1342543DE82EF95: mix(mix(seed + mix(set) + c sequence_id) + position + c firing), "
+    "of which the highest 24 bits are the score; set counts the sets of tokens by (layer, KV head)"
+)
+EVICTION_NOTE = RANDOM_NOTE + (
+    ", one for all of them where `shared`; firing 0. After each prompt and token the best `budget` "
+    "stay. Protected: prompts (protect_prompt), then, as far as the budget has room, the newest "
+    "recent_window, then the first num_sink_tokens. only_at_prefill_end: after prompts alone, of "
+    "what there is by then. X.draws: the scores of what stays."
+)
+ATTENTION_NOTE = RANDOM_NOTE + (
+    ", layer or all of them (scope); firing counts the cuts before. Where the text was decoded "
+    "from and budget + interval tokens are cached, the newest R = recent_window stay, of the "
+    "prompts (protect prompt; plan_prefix: and plan_tokens tokens behind each) the first budget - "
+    "R - 1 that are not among those, and the best of the others up to `budget`."
+)
+
+
+def draws_of(options, lane, tokens, firing=0):
+    return {p: random_bits(options, lane, p, firing) >> 40 for p in tokens}
+
+
+def random_eviction(draw, text, runs):
+    case = Case("random_eviction", EVICTION_NOTE)
+    text.write(case)
+    case.runs(runs)
+    for run, options in runs.items():
+        budget, at_ends = options["budget"], options.get("only_at_prefill_end", False)
+
+        def step(first, length, decoded, kept):
+            if at_ends and decoded > 0:
+                return None
+            stays = []
+            for lane, tokens in enumerate(kept):
+                fixed = {p for p in tokens if options.get("protect_prompt") and text.in_prompt(p)}
+                recent = newest(tokens, options)
+                for p in recent[::-1] + tokens[: options.get("num_sink_tokens", 0)]:
+                    if len(fixed) < budget:
+                        fixed.add(p)
+                others = [p for p in tokens if p not in fixed]
+                draws = draws_of(options, lane, tokens)
+                stays.append(fixed | draw.best(draws, budget - len(fixed), others, exact=True))
+            return stays
+
+        kept = text.grow(case, run, "model" if options.get("shared", False) else "head", step)
+        case.tensor(run + ".draws", "i32", [
+            x for lane, tokens in enumerate(kept) for x in draws_of(options, lane, tokens).values()
+        ])
+    return case
+
+
+@case
+def random_eviction_1_gqa2(draw):
+    return random_eviction(draw, Text(2, 4, 2, 1, 64, [(0, 24), (40, 52)]), {
+        "plain": {"budget": 14},
+        "windows": {"budget": 16, "seed": 7, "num_sink_tokens": 3, "recent_window": 4},
+        "shared": {"budget": 12, "seed": "18446744073709551615", "sequence_id": 5,
+                   "shared": True},
+        "prompt": {"budget": 42, "seed": 3, "protect_prompt": True, "recent_window": 2},
+        "little_room": {"budget": 38, "seed": 6, "protect_prompt": True, "recent_window": 4,
+                        "num_sink_tokens": 1},
+        "prompt_beyond": {"budget": 30, "seed": 4, "protect_prompt": True, "recent_window": 3},
+        "prompts_alone": {"budget": 15, "sequence_id": 1, "only_at_prefill_end": True,
+                          "recent_window": 3},
+        "tie": {"budget": 14, "seed": 11358},  # two tokens draw the same number
+    })
+
+
+def random_attention(draw, text, runs):
+    case = Case("random_attention", ATTENTION_NOTE)
+    text.write(case)
+    case.runs(runs)
+    for run, options in runs.items():
+        budget, scope = options["budget"], options.get("scope", "head")
+        firings = 0
+
+        def step(first, length, decoded, kept):
+            nonlocal firings
+            if decoded == 0 or len(kept[0]) < budget + options["interval"]:
+                return None
+            protect = options.get("protect", "prompt")
+            behind = options["plan_tokens"] if protect == "plan_prefix" else 0
+            stays = []
+            for lane, tokens in enumerate(kept):
+                fixed = set(newest(tokens, options))
+                spans = [] if protect == "none" else text.prompts
+                for a, b in spans:
+                    for p in tokens:
+                        if a <= p < b + behind and p not in fixed and len(fixed) < budget - 1:
+                            fixed.add(p)
+                others = [p for p in tokens if p not in fixed]
+                draws = draws_of(options, lane, tokens, firings)
+                stays.append(fixed | draw.best(draws, budget - len(fixed), others, exact=True))
+            firings += 1
+            return stays
+
+        text.grow(case, run, scope, step)
+        case.int(run + ".num_firings", firings)
+    return case
+
+
+@case
+def random_attention_1_gqa2(draw):
+    return random_attention(draw, Text(2, 4, 2, 1, 84, [(0, 20), (48, 58)]), {
+        "prompt": {"budget": 40, "interval": 4, "recent_window": 5, "seed": 3},
+        "prompt_gives_way": {"budget": 18, "interval": 3, "recent_window": 4, "seed": 4,
+                             "sequence_id": 9},
+        "none": {"budget": 16, "interval": 6, "recent_window": 3, "protect": "none"},
+        "plan": {"budget": 36, "interval": 5, "recent_window": 4, "protect": "plan_prefix",
+                 "plan_tokens": 6},
+        "layer": {"budget": 32, "interval": 7, "recent_window": 0, "scope": "layer", "seed": 11},
+        "model": {"budget": 24, "interval": 1, "recent_window": 6, "scope": "model",
+                  "sequence_id": 2, "protect": "none"},
+        "tie": {"budget": 16, "interval": 6, "recent_window": 3, "protect": "none",
+                "seed": 65830},  # the same
+    })
+
+
+# RaaS by Quest's bounds
+
+BOUNDS_NOTE = TEXT_NOTE + (
+    "Pages of page_size tokens, counted by position from the beginning of each prompt and from the "
+    "end of it; one set per layer. A decoded token's query q of head h gives a page the logit sum "
+    "over channels c of max(q_c low_c, q_c high_c), the range of the page's cached keys in the KV "
+    "head, times 1 / sqrt(head_dim), put through cap tanh(x / cap) where soft_cap is not 0; "
+    "softmax over all pages, those of prompts and its own included, mean over query heads. Decoded "
+    "pages above `threshold` (stamp top_half: the better half of them, rounded up, the earlier of "
+    "equal ones) and the page that it is written to get its position for a stamp. Over `budget` "
+    "tokens, prompts included, the decoded page with the oldest stamp goes, the later of equal "
+    "ones, until the budget is met; of the page that is written only the oldest tokens, and only "
+    "when it is the last. queries [num_layers, num_q_heads, n, head_dim], keys [num_layers, "
+    "num_kv_heads, n, head_dim]; X.stamps [num_layers, n]: of the page of each decoded token that "
+    "stays, 0 elsewhere."
+)
+
+
+def raas_bounds(draw, text, pairs, soft_cap, runs):
+    case = Case("raas_bounds", BOUNDS_NOTE)
+    keys = with_equal_keys(text.numbers(draw, text.n, text.dim), pairs)
+    queries = draw.numbers(text.layers, text.q_heads, text.n, text.dim, size=2.0)
+    text.write(case, queries=queries, keys=keys)
+    case.real("soft_cap", soft_cap)
+    case.runs(runs)
+    origins = sorted(x for span in text.prompts for x in span)
+    for run, options in runs.items():
+        size = options["page_size"]
+        stamps = [{} for _ in range(text.layers)]
+
+        def page_of(p):
+            origin = max(o for o in origins if o <= p)
+            return origin, (p - origin) // size
+
+        def weights(layer, tokens, time):
+            pages = {}
+            for p in tokens:
+                pages.setdefault(page_of(p), []).append(p)
+            rows = []
+            for h in range(text.q_heads):
+                q, cached = queries[layer][h][time], keys[layer][h // text.group]
+                logits = []
+                for members in pages.values():
+                    columns = list(zip(*[cached[p] for p in members]))
+                    bound = math.fsum(max(x * min(c), x * max(c)) for x, c in zip(q, columns))
+                    bound /= math.sqrt(text.dim)
+                    logits.append(soft_cap * math.tanh(bound / soft_cap) if soft_cap else bound)
+                rows.append(softmax(logits))
+            return dict(zip(pages, mean_rows(rows)))
+
+        def step(first, length, decoded, kept):
+            if decoded == 0:
+                return None
+            time, stays = length - 1, []
+            for layer, tokens in enumerate(kept):
+                weight = weights(layer, tokens, time)
+                pages = [page for page in weight if not text.in_prompt(page[0])]
+                if options.get("stamp", "above_threshold") == "top_half":
+                    half = draw.best([weight[page] for page in pages], (len(pages) + 1) // 2)
+                    attended = {pages[i] for i in half}
+                else:
+                    for page in pages if options["threshold"] > 0 else []:
+                        draw.far(weight[page], options["threshold"], 1.0)
+                    attended = {page for page in pages if weight[page] > options["threshold"]}
+                for page in attended | {page_of(time)}:
+                    stamps[layer][page] = time
+                stay = list(tokens)
+                while len(stay) > options["budget"]:
+                    free = [p for p in stay if not text.in_prompt(p)]
+                    pages = {page_of(p) for p in free} - {page_of(time)}
+                    if pages:
+                        stamp, origin, number = min(
+                            (stamps[layer][(o, k)], -o, -k) for o, k in pages)
+                        stay = [p for p in stay if page_of(p) != (-origin, -number)]
+                    elif free:
+                        stay.remove(free[0])
+                    else:
+                        break
+                stays.append(set(stay))
+            return stays
+
+        kept = text.grow(case, run, "layer", step)
+        case.tensor(run + ".stamps", "i32", [
+            [stamps[l][page_of(p)] if p in tokens and not text.in_prompt(p) else 0
+             for p in range(text.n)]
+            for l, tokens in enumerate(kept)
+        ])
+    return case
+
+
+@case
+def raas_bounds_1_gqa2(draw):
+    text = Text(2, 4, 2, 3, 46, [(0, 7), (27, 33)])
+    return raas_bounds(draw, text, [], 0.0, {
+        "plain": {"budget": 25, "page_size": 3, "threshold": 0.08},
+        "half": {"budget": 26, "page_size": 4, "stamp": "top_half"},
+        "one_token": {"budget": 22, "page_size": 1, "threshold": 0.05},
+        "page_alone": {"budget": 15, "page_size": 5, "threshold": 0.3},
+        "fits": {"budget": 46, "page_size": 4, "threshold": 0.1},
+    })
+
+
+@case
+def raas_bounds_2_soft_cap(draw):
+    text = Text(1, 3, 1, 4, 40, [(0, 6)])
+    return raas_bounds(draw, text, [], 2.5, {
+        "plain": {"budget": 20, "page_size": 3, "threshold": 0.09},
+        "below_a_page": {"budget": 9, "page_size": 6, "threshold": 0.2},
+        "below_the_prompt": {"budget": 5, "page_size": 4, "threshold": 0.2},
+    })
+
+
+@case
+def raas_bounds_3_ties(draw):
+    # Pages with the same keys weigh the same, and what nobody attends to has its first stamps.
+    text = Text(1, 2, 2, 3, 34, [(0, 4)])
+    pairs = [(4 + i, 8 + i) for i in range(4)] + [(4 + i, 16 + i) for i in range(4)]
+    return raas_bounds(draw, text, pairs, 0.0, {
+        "half": {"budget": 20, "page_size": 4, "stamp": "top_half"},
+        "nobody": {"budget": 18, "page_size": 4, "threshold": 1.0},
+        "all": {"budget": 18, "page_size": 4, "threshold": 0.0},
+    })
+
+
+# TriAttention with statistics of the text itself
+
+CENTRES_NOTE = TEXT_NOTE + (
+    "keys and queries are as attention used them: band f of a token's is channels (f, f + F) of "
+    "the 2 F = rotary_dim that turn, turned by position times inv_freq_f and multiplied by s = "
+    "attention_scaling. Over the queries before turning of all tokens so far, per query head: m_f "
+    "the mean, a_f the mean length (Ll.q_mean_real, .q_mean_imag, .q_abs_mean [num_q_heads, F]: at "
+    "the end). With t tokens in the text a key k of position p before turning has S = mean "
+    "over o = 1, 2, 4, .. largest_offset of s^2 sum_f |m_f| |k_f| cos(inv_freq_f (t - p + o) + arg "
+    "m_f - arg k_f) + s^2 sum_f (a_f - |m_f|) |k_f|; below min_queries queries S is its place. z = "
+    "(S - mean) / max(deviation, 1e-6) over what may go, then the maximum over the query heads of "
+    "a KV head; mode per_layer_head: one set for each, per_head: one over all layers, the mean of "
+    "theirs, union: one set, the maximum over layers and heads, from first_layer on. A cut comes "
+    "at budget + interval tokens, inside no prompt, and leaves budget: the newest recent_window, "
+    "of the prompts (protect_prompt) the first that leave one place beside those, the first "
+    "num_sink_tokens, the best."
+)
+
+
+def turned_back(row, position, inv_freq, scaling):
+    """Its bands before turning, as complex numbers."""
+    bands = len(inv_freq)
+    return [
+        complex(row[f], row[f + bands]) * cmath.exp(-1j * inv_freq[f] * position) / scaling
+        for f in range(bands)
+    ]
+
+
+def triattention_online(draw, text, inv_freq, scaling, runs):
+    case = Case("triattention_online", CENTRES_NOTE)
+    keys = text.numbers(draw, text.n, text.dim)
+    # Queries gather around a centre.
+    centres = draw.numbers(text.layers, text.q_heads, text.dim, size=1.5)
+    queries = draw.numbers(text.layers, text.q_heads, text.n, text.dim, size=1.0)
+    for centre_of, layer in zip(centres, queries):
+        for centre, head in zip(centre_of, layer):
+            for p, query in enumerate(head):
+                for f, w in enumerate(inv_freq):
+                    d = f + len(inv_freq)
+                    band = complex(centre[f], centre[d]) * cmath.exp(1j * w * p)
+                    query[f] = round((query[f] + band.real) * 16) / 16
+                    query[d] = round((query[d] + band.imag) * 16) / 16
+    text.write(case, queries=queries, keys=keys)
+    case.tensor("inv_freq", "f64", inv_freq)
+    case.real("attention_scaling", scaling)
+    case.runs(runs)
+
+    def back(rows):
+        return [turned_back(row, p, inv_freq, scaling) for p, row in enumerate(rows)]
+
+    bands = range(len(inv_freq))
+    keys = [[back(head) for head in layer] for layer in keys]
+    queries = [[back(head) for head in layer] for layer in queries]
+
+    def statistics(layer, head, count):
+        seen = list(zip(*queries[layer][head][:count]))
+        return [sum(band) / count for band in seen], [mean(list(map(abs, b))) for b in seen]
+
+    def score(layer, head, p, place, length, options, m, a):
+        if length < options.get("min_queries", 64):
+            return float(place)
+        k = keys[layer][head // text.group][p]
+        offsets, total = [], 0.0
+        while not offsets or 2 * offsets[-1] <= options["largest_offset"]:
+            offsets.append(2 * offsets[-1] if offsets else 1)
+        for f in bands:
+            phase = cmath.phase(m[f]) - cmath.phase(k[f])
+            total += abs(m[f]) * abs(k[f]) * mean([
+                math.cos(inv_freq[f] * (length - p + o) + phase) for o in offsets
+            ]) + (a[f] - abs(m[f])) * abs(k[f])
+        return scaling * scaling * total
+
+    def of_kv_head(layer, kv, candidates, tokens, length, options):
+        """z of each candidate, the largest of the group."""
+        of_heads = []
+        for h in range(kv * text.group, (kv + 1) * text.group):
+            m, a = statistics(layer, h, length)
+            s = [score(layer, h, p, tokens.index(p), length, options, m, a) for p in candidates]
+            deviation = math.sqrt(mean([(x - mean(s)) ** 2 for x in s]))
+            of_heads.append([(x - mean(s)) / max(deviation, 1e-6) for x in s])
+        return reduce_group(of_heads, "max")
+
+    for run, options in runs.items():
+        budget, mode = options["budget"], options.get("mode", "per_layer_head")
+        first_layer = {"per_layer_head": 0, "per_head": 0, "union": text.layers // 2}[mode]
+        first_layer = options.get("first_layer", first_layer)
+
+        def step(first, length, decoded, kept):
+            if len(kept[0]) < budget + options["interval"]:
+                return None
+            own, fixed = [], []
+            for tokens in kept:
+                stay = set(newest(tokens, options))
+                for p in tokens if options.get("protect_prompt", True) else []:
+                    if text.in_prompt(p) and p not in stay and len(stay) < budget - 1:
+                        stay.add(p)
+                for p in tokens[: options["num_sink_tokens"]]:
+                    if len(stay) < budget:
+                        stay.add(p)
+                fixed.append(stay)
+            sets = text.sets("model" if mode == "union" else "head")
+            for heads, tokens, stay in zip(sets, kept, fixed):
+                others = [p for p in tokens if p not in stay]
+                own.append({
+                    lane: of_kv_head(*lane, others, tokens, length, options)
+                    for lane in heads if lane[0] >= first_layer
+                })
+            stays = []
+            for i, (tokens, stay) in enumerate(zip(kept, fixed)):
+                others = [p for p in tokens if p not in stay]
+                if mode == "per_head":
+                    kv = sets[i][0][1]
+                    z = mean_rows([of[lane] for of in own for lane in of if lane[1] == kv])
+                else:
+                    z = reduce_group(list(own[i].values()), "max")
+                best = draw.best(z, budget - len(stay))
+                stays.append(stay | {others[j] for j in best})
+            return stays
+
+        text.grow(case, run, "model" if mode == "union" else "head", step)
+    for l in range(text.layers):
+        whole = [statistics(l, h, text.n) for h in range(text.q_heads)]
+        case.tensor("L%d.q_mean_real" % l, "f64", [[x.real for x in m] for m, a in whole])
+        case.tensor("L%d.q_mean_imag" % l, "f64", [[x.imag for x in m] for m, a in whole])
+        case.tensor("L%d.q_abs_mean" % l, "f64", [a for m, a in whole])
+    return case
+
+
+@case
+def triattention_online_1_gqa2(draw):
+    text = Text(2, 4, 2, 5, 34, [(0, 10), (22, 26)])
+    sizes = {"recent_window": 3, "num_sink_tokens": 1, "largest_offset": 64, "min_queries": 10}
+    return triattention_online(draw, text, [1.0, 0.1], 1.25, {
+        "per_layer_head": dict(sizes, budget=20, interval=4),
+        "unprotected": dict(sizes, budget=12, interval=3, protect_prompt=False),
+        "gives_way": dict(sizes, budget=10, interval=2),
+        "no_windows": dict(sizes, budget=12, interval=5, protect_prompt=False, recent_window=0,
+                           num_sink_tokens=0),
+        "per_head": dict(sizes, budget=16, interval=3, mode="per_head", protect_prompt=False),
+        "union": dict(sizes, budget=14, interval=4, mode="union", protect_prompt=False),
+        "union_of_all": dict(sizes, budget=15, interval=3, mode="union", first_layer=0,
+                             protect_prompt=False, largest_offset=1),
+        "few_queries": dict(sizes, budget=9, interval=2, protect_prompt=False, min_queries=30),
+    })
 
 
 # ---- Program ----------------------------------------------------------------------------------

@@ -1,4 +1,6 @@
 #include "golden/drivers.hpp"
+#include "golden/growing_text.hpp"
+#include "golden/run_options.hpp"
 #include "kvevict/core/rotary.hpp"
 #include "kvevict/core/scored_lane.hpp"
 #include "kvevict/kernels/kernels.hpp"
@@ -16,12 +18,41 @@
 #include <vector>
 
 // Cases of `text policy TriAttention`: one cut of a cache with gaps, by statistics that are given
-// or come from queries.
+// or come from queries. And of `triattention_online`: a text whose own queries the policy gathers.
 namespace kvevict_test {
 namespace {
 
 using kvevict::TriAttentionMode;
 using kvevict::TriAttentionStats;
+
+/// The name of a record of a layer.
+std::string of_layer(std::size_t layer, const std::string& record) {
+  return "L" + std::to_string(layer) + "." + record;
+}
+
+void compare_statistics(const GoldenCase& golden, GoldenReport& report,
+                        const kvevict::QueryStatistics& statistics,
+                        const kvevict::CacheShape& shape, const kvevict::RotaryEmbedding& rotary) {
+  for (std::size_t layer = 0; layer < shape.num_layers; ++layer) {
+    std::vector<double> real;
+    std::vector<double> imag;
+    std::vector<double> lengths;
+    for (std::size_t head = 0; head < shape.num_q_heads; ++head) {
+      for (std::size_t f = 0; f < rotary.num_pairs(); ++f) {
+        const auto [c, d] = rotary.channels(f);
+        real.push_back(statistics.mean(layer, head)[c]);
+        imag.push_back(statistics.mean(layer, head)[d]);
+        lengths.push_back(statistics.band_lengths(layer, head)[f]);
+      }
+    }
+    for (const auto& [record, actual] :
+         {std::pair{"q_mean_real", &real}, std::pair{"q_mean_imag", &imag},
+          std::pair{"q_abs_mean", &lengths}}) {
+      const std::string name = of_layer(layer, record);
+      report.scores(name, golden.tensor(name).values, *actual);
+    }
+  }
+}
 
 struct TriCase {
   const GoldenCase& golden;
@@ -49,9 +80,9 @@ struct TriCase {
       throw std::runtime_error("rotary_dim");
     statistics = std::make_shared<kvevict::QueryStatistics>(shape, false, rotary);
     for (std::size_t layer = 0; layer < shape.num_layers; ++layer) {
-      const std::vector<float> rows = golden.tensor(name(layer, "keys")).floats();
+      const std::vector<float> rows = golden.tensor(of_layer(layer, "keys")).floats();
       keys.insert(keys.end(), rows.begin(), rows.end());
-      if (golden.has(name(layer, "queries_for_statistics"))) {
+      if (golden.has(of_layer(layer, "queries_for_statistics"))) {
         gather(layer);
       } else {
         read(layer);
@@ -59,14 +90,11 @@ struct TriCase {
     }
   }
 
-  static std::string name(std::size_t layer, const std::string& record) {
-    return "L" + std::to_string(layer) + "." + record;
-  }
   void read(std::size_t layer) const {
     const std::size_t bands = rotary.num_pairs();
-    const std::vector<float> real = golden.tensor(name(layer, "q_mean_real")).floats();
-    const std::vector<float> imag = golden.tensor(name(layer, "q_mean_imag")).floats();
-    const std::vector<float> lengths = golden.tensor(name(layer, "q_abs_mean")).floats();
+    const std::vector<float> real = golden.tensor(of_layer(layer, "q_mean_real")).floats();
+    const std::vector<float> imag = golden.tensor(of_layer(layer, "q_mean_imag")).floats();
+    const std::vector<float> lengths = golden.tensor(of_layer(layer, "q_abs_mean")).floats();
     for (std::size_t head = 0; head < shape.num_q_heads; ++head) {
       std::vector<float> mean(shape.head_dim);
       for (std::size_t f = 0; f < bands; ++f) {
@@ -79,8 +107,8 @@ struct TriCase {
   }
   /// Queries are as attention used them, at positions of their own.
   void gather(std::size_t layer) const {
-    const std::vector<double>& positions = golden.tensor(name(layer, "query_positions")).values;
-    std::vector<float> rows = golden.tensor(name(layer, "queries_for_statistics")).floats();
+    const std::vector<double>& positions = golden.tensor(of_layer(layer, "query_positions")).values;
+    std::vector<float> rows = golden.tensor(of_layer(layer, "queries_for_statistics")).floats();
     float* query = rows.data();
     for (std::size_t head = 0; head < shape.num_q_heads; ++head) {
       for (const double position : positions) {
@@ -89,25 +117,6 @@ struct TriCase {
         statistics->add(layer, head, query);
         query += shape.head_dim;
       }
-    }
-  }
-  void compare_statistics(GoldenReport& report) const {
-    for (std::size_t layer = 0; layer < shape.num_layers; ++layer) {
-      std::vector<double> real;
-      std::vector<double> imag;
-      std::vector<double> lengths;
-      for (std::size_t head = 0; head < shape.num_q_heads; ++head) {
-        for (std::size_t f = 0; f < rotary.num_pairs(); ++f) {
-          const auto [c, d] = rotary.channels(f);
-          real.push_back(statistics->mean(layer, head)[c]);
-          imag.push_back(statistics->mean(layer, head)[d]);
-          lengths.push_back(statistics->band_lengths(layer, head)[f]);
-        }
-      }
-      for (const auto& [record, actual] :
-           {std::pair{"q_mean_real", &real}, std::pair{"q_mean_imag", &imag},
-            std::pair{"q_abs_mean", &lengths}})
-        report.scores(name(layer, record), golden.tensor(name(layer, record)).values, *actual);
     }
   }
 
@@ -230,7 +239,7 @@ std::vector<float> rows(const std::vector<float>& all, std::size_t first, std::s
 void compare_raw(TriCase& tri, GoldenReport& report, std::size_t layer) {
   const auto plain = tri.options(TriAttentionMode::kPerLayerHead, tri.golden.count("budget.0"));
   const auto compare = [&](const std::string& suffix, auto change) {
-    const std::string record = TriCase::name(layer, "raw" + suffix);
+    const std::string record = of_layer(layer, "raw" + suffix);
     if (!tri.golden.has(record))
       return;
     auto options = plain;
@@ -248,14 +257,15 @@ void compare_raw(TriCase& tri, GoldenReport& report, std::size_t layer) {
 }  // namespace
 
 void run_triattention(const GoldenCase& golden, GoldenReport& report) {
+  report.covers(TriAttentionStats::kName);
   TriCase tri(golden);
   const kvevict::CacheShape& shape = tri.shape;
   const std::size_t lane_size = shape.num_kv_heads * tri.len;
-  tri.compare_statistics(report);
+  compare_statistics(golden, report, *tri.statistics, shape, tri.rotary);
   const std::vector<float> scores = tri.scores(TriAttentionMode::kPerLayerHead);
   for (std::size_t layer = 0; layer < shape.num_layers; ++layer) {
     compare_raw(tri, report, layer);
-    const std::string record = TriCase::name(layer, "scores");
+    const std::string record = of_layer(layer, "scores");
     report.scores(record, golden.tensor(record).values, rows(scores, layer * lane_size, lane_size));
   }
   report.scores("union.scores", golden.tensor("union.scores").values,
@@ -277,7 +287,7 @@ void run_triattention(const GoldenCase& golden, GoldenReport& report) {
                               all.begin() + static_cast<std::ptrdiff_t>(begin + count));
     };
     for (std::size_t layer = 0; layer < shape.num_layers; ++layer) {
-      const std::string record = TriCase::name(layer, "keep.per_layer_head" + number);
+      const std::string record = of_layer(layer, "keep.per_layer_head" + number);
       report.equal(record, golden.tensor(record).values, first(own, layer * lane_size, lane_size));
       report.equal("keep.per_head" + number, golden.tensor("keep.per_head" + number).values,
                    first(per_head, layer * lane_size, lane_size));
@@ -285,6 +295,25 @@ void run_triattention(const GoldenCase& golden, GoldenReport& report) {
         report.equal("keep.union" + number, golden.tensor("keep.union" + number).values,
                      first(one, layer * lane_size + head * tri.len, tri.len));
       }
+    }
+  }
+}
+
+void run_triattention_online(const GoldenCase& golden, GoldenReport& report) {
+  for (const std::string& name : golden.words("runs")) {
+    kvevict::TriAttention::Options options;
+    options.rotary.inv_freq = golden.tensor("inv_freq").values;
+    options.rotary.attention_scaling = golden.real("attention_scaling");
+    set_run_options<kvevict::TriAttention>(golden, name, options);
+    refuse_other_options(golden, name);
+    for (const std::size_t chunk : {GrowingText::kWhole, GrowingText::kPiece}) {
+      GrowingText text(golden);
+      kvevict::TriAttention policy(options, text.shape());
+      text.run(report, name, policy, chunk, [&](std::size_t first, std::size_t count) {
+        text.hand_over_queries(policy, first, count);
+      });
+      compare_statistics(golden, report, kvevict::gathered_statistics(policy), text.shape(),
+                         options.rotary);
     }
   }
 }
