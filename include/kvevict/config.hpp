@@ -33,6 +33,14 @@
 #define KVEVICT_TARGET(isa)
 #endif
 
+// Before a loop of few and constant rounds over vectors that stay in registers: below -O3 GCC would
+// keep them in memory. Other compilers unroll by themselves.
+#if defined(__GNUC__) && !defined(__clang__)
+#define KVEVICT_UNROLL _Pragma("GCC unroll 16")
+#else
+#define KVEVICT_UNROLL
+#endif
+
 // Keeps a product out of a fused multiply-add, which compilers form where they like: equal inputs
 // would then differ in the last bit between a vector's lanes and its tail, and between machines.
 #if (defined(__GNUC__) || defined(__clang__)) && (defined(__x86_64__) || defined(__i386__))

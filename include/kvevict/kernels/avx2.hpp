@@ -107,11 +107,13 @@ KVEVICT_AVX2 inline void widen_as(const std::byte* source, std::size_t n,
 [[nodiscard, gnu::always_inline]] KVEVICT_AVX2 inline __m256 reduce_each(
     const __m256 (&low)[4], const __m256 (&high)[4]) noexcept {
   __m256 halves[4];
+  KVEVICT_UNROLL
   for (std::size_t i = 0; i < 4; ++i) {
     halves[i] = _mm256_add_ps(_mm256_permute2f128_ps(low[i], high[i], 0x20),
                               _mm256_permute2f128_ps(low[i], high[i], 0x31));
   }
   __m256 quarters[2];
+  KVEVICT_UNROLL
   for (std::size_t i = 0; i < 2; ++i) {
     quarters[i] =
         _mm256_add_ps(_mm256_shuffle_ps(halves[2 * i], halves[2 * i + 1], _MM_SHUFFLE(1, 0, 1, 0)),
@@ -141,6 +143,7 @@ KVEVICT_AVX2 inline void dot_tile(const float* queries, std::ptrdiff_t query_str
                                   const std::byte* rows, std::ptrdiff_t row_stride_bytes,
                                   std::size_t dim, float* out, std::ptrdiff_t out_stride) noexcept {
   __m256 sums[2][4];
+  KVEVICT_UNROLL
   for (std::size_t r = 0; r < 4; ++r)
     sums[0][r] = sums[1][r] = _mm256_setzero_ps();
   for (std::size_t c = 0; c < dim; c += kLanes) {
@@ -149,6 +152,7 @@ KVEVICT_AVX2 inline void dot_tile(const float* queries, std::ptrdiff_t query_str
     __m256 second = kWhole ? _mm256_loadu_ps(other + c) : load_some(other, c, dim);
     KVEVICT_ROUND(first);
     KVEVICT_ROUND(second);
+    KVEVICT_UNROLL
     for (std::size_t r = 0; r < 4; ++r) {
       const std::byte* from = rows + static_cast<std::ptrdiff_t>(r) * row_stride_bytes;
       __m256 row = kWhole ? load<kType>(from, c) : load_some<kType>(from, c, dim);
@@ -168,12 +172,15 @@ KVEVICT_AVX2 inline void dot_rows(const float* query, const std::byte* rows,
                                   std::ptrdiff_t row_stride_bytes, std::size_t dim,
                                   float* out) noexcept {
   __m256 sums[2][4];
+  KVEVICT_UNROLL
   for (auto& half : sums) {
+    KVEVICT_UNROLL
     for (__m256& sum : half)
       sum = _mm256_setzero_ps();
   }
   for (std::size_t c = 0; c < dim; c += kLanes) {
     const __m256 query_f32x8 = load_some(query, c, dim);
+    KVEVICT_UNROLL
     for (std::size_t r = 0; r < 8; ++r) {
       const std::byte* row = rows + static_cast<std::ptrdiff_t>(r) * row_stride_bytes;
       sums[r / 4][r % 4] =
@@ -343,7 +350,9 @@ KVEVICT_AVX2 inline void add_projected_columns(const float* factor, std::size_t 
                                                const float (*values)[kMaxProjectedDim],
                                                __m256d* squares) noexcept {
   __m256 sum_f32x8[kRows][kVectors];
+  KVEVICT_UNROLL
   for (auto& row : sum_f32x8) {
+    KVEVICT_UNROLL
     for (__m256& sum : row)
       sum = _mm256_setzero_ps();
   }
@@ -352,6 +361,7 @@ KVEVICT_AVX2 inline void add_projected_columns(const float* factor, std::size_t 
   if constexpr (kVectors == 2) {
     for (; c < j + kLanes; ++c) {
       const __m256 factor_f32x8 = _mm256_loadu_ps(factor + c * dim + j);
+      KVEVICT_UNROLL
       for (std::size_t r = 0; r < kRows; ++r) {
         sum_f32x8[r][0] =
             _mm256_fmadd_ps(_mm256_set1_ps(values[r][c]), factor_f32x8, sum_f32x8[r][0]);
@@ -360,17 +370,22 @@ KVEVICT_AVX2 inline void add_projected_columns(const float* factor, std::size_t 
   }
   for (; c < dim; ++c) {
     __m256 factor_f32x8[kVectors];
+    KVEVICT_UNROLL
     for (std::size_t v = 0; v < kVectors; ++v) {
       const float* from = factor + c * dim + j + v * kLanes;
       factor_f32x8[v] = whole ? _mm256_loadu_ps(from) : load_some(factor + c * dim, j, dim);
     }
+    KVEVICT_UNROLL
     for (std::size_t r = 0; r < kRows; ++r) {
       const __m256 value_f32x8 = _mm256_set1_ps(values[r][c]);
+      KVEVICT_UNROLL
       for (std::size_t v = 0; v < kVectors; ++v)
         sum_f32x8[r][v] = _mm256_fmadd_ps(value_f32x8, factor_f32x8[v], sum_f32x8[r][v]);
     }
   }
+  KVEVICT_UNROLL
   for (std::size_t r = 0; r < kRows; ++r) {
+    KVEVICT_UNROLL
     for (const __m256 sum : sum_f32x8[r]) {
       const __m256d low = low_half(sum);
       const __m256d high = high_half(sum);
@@ -393,6 +408,7 @@ KVEVICT_AVX2 inline void projected_norms_as(const float* factor, const RowBlock&
       widen_as<kType>(scalar::row_of(rows, first + std::min(r, num_rows - 1)), rows.dim, values[r]);
     }
     __m256d squares_f64x4[kRows];
+    KVEVICT_UNROLL
     for (auto& squares : squares_f64x4)
       squares = _mm256_setzero_pd();
     std::size_t j = 0;
@@ -453,6 +469,7 @@ KVEVICT_AVX2 inline void band_rows(const BandVectors& vectors, const RowBlock& r
                                 scalar::row_of(rows, i + (has_second ? 1 : 0))};
     prefetch_rows(rows, i + 16, i + 18);
     __m256 sums[2][4];  // of vectors 0 and 1, 2 and 3, with both rows
+    KVEVICT_UNROLL
     for (std::size_t k = 0; k < 4; ++k)
       sums[0][k] = sums[1][k] = _mm256_setzero_ps();
     for (std::size_t f = 0; f < whole; f += kLanes) {
@@ -460,11 +477,13 @@ KVEVICT_AVX2 inline void band_rows(const BandVectors& vectors, const RowBlock& r
       const std::size_t y = interleaved ? 2 * f + kLanes : num_bands + f;
       const Bands bands[2] = {load_bands<kType>(pair[0], num_bands, interleaved, f),
                               load_bands<kType>(pair[1], num_bands, interleaved, f)};
+      KVEVICT_UNROLL
       for (std::size_t v = 0; v < kVectors; ++v) {
         const float* const vector = channels + static_cast<std::ptrdiff_t>(v) * stride;
         const __m256 u_x = _mm256_loadu_ps(vector + x);
         const __m256 u_y = _mm256_loadu_ps(vector + y);
         const __m256 w = _mm256_loadu_ps(weights + v * num_bands + f);
+        KVEVICT_UNROLL
         for (std::size_t r = 0; r < 2; ++r) {
           __m256& sum = sums[v / 2][v % 2 * 2 + r];
           sum = _mm256_fmadd_ps(u_x, bands[r].first, sum);
@@ -476,6 +495,7 @@ KVEVICT_AVX2 inline void band_rows(const BandVectors& vectors, const RowBlock& r
     const __m256 products = reduce_each(sums[0], sums[1]);
     const __m128 quarters[2] = {_mm256_castps256_ps128(products),
                                 _mm256_extractf128_ps(products, 1)};
+    KVEVICT_UNROLL
     for (std::size_t v = 0; v < kVectors; ++v) {
       const __m128 both =
           v % 2 == 0 ? quarters[v / 2] : _mm_movehl_ps(quarters[v / 2], quarters[v / 2]);
@@ -637,6 +657,7 @@ KVEVICT_AVX2 inline void projected_norms(const float* factor, RowBlock rows, flo
   WideSum squares = wide_zero();
   const auto whole = n / (2 * kLanes) * (2 * kLanes);
   for (std::size_t i = 0; i < whole; i += 2 * kLanes) {
+    KVEVICT_UNROLL
     for (std::size_t c = 0; c < 4; ++c) {
       const __m256d difference = _mm256_sub_pd(_mm256_cvtps_pd(_mm_loadu_ps(a + i + 4 * c)),
                                                _mm256_cvtps_pd(_mm_loadu_ps(b + i + 4 * c)));
@@ -671,11 +692,13 @@ KVEVICT_AVX2 inline void projected_norms(const float* factor, RowBlock rows, flo
 
 [[nodiscard]] KVEVICT_AVX2 inline float max_value(const float* x, std::size_t n) noexcept {
   __m256 largest[4];
+  KVEVICT_UNROLL
   for (__m256& chain : largest)
     chain = _mm256_set1_ps(-std::numeric_limits<float>::infinity());
   std::size_t i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
     // The instruction returns its second operand where one is NaN, so NaN never gets in.
+    KVEVICT_UNROLL
     for (std::size_t c = 0; c < 4; ++c)
       largest[c] = _mm256_max_ps(_mm256_loadu_ps(x + i + c * kLanes), largest[c]);
   }
@@ -769,6 +792,7 @@ KVEVICT_AVX2 inline float scaled_variance(const float* x, const float* low, cons
   __m256 squares[4] = {zero, zero, zero, zero};
   std::size_t i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    KVEVICT_UNROLL
     for (std::size_t c = 0; c < 4; ++c) {
       const __m256 difference =
           _mm256_sub_ps(_mm256_load_ps(differences.data() + i + c * kLanes), mean_f32x8);
@@ -1010,7 +1034,7 @@ KVEVICT_AVX2 inline std::size_t ema(float decay, const float* sample, std::size_
 KVEVICT_AVX2 inline void average_pool(const float* x, std::size_t n, std::size_t kernel,
                                       PoolEdge edge, float* out) noexcept {
   const std::size_t reach = kernel / 2;
-  const __m256d divisor_f64x4 = _mm256_set1_pd(static_cast<double>(kernel));
+  const __m256d share_f64x4 = _mm256_set1_pd(1.0 / static_cast<double>(kernel));
   std::size_t i = 0;
   for (; i < std::min(reach, n); ++i)
     out[i] = scalar::window_mean(x, n, kernel, edge, i);
@@ -1022,8 +1046,8 @@ KVEVICT_AVX2 inline void average_pool(const float* x, std::size_t n, std::size_t
       low_f64x4 = _mm256_add_pd(low_f64x4, _mm256_cvtps_pd(_mm_loadu_ps(from)));
       high_f64x4 = _mm256_add_pd(high_f64x4, _mm256_cvtps_pd(_mm_loadu_ps(from + 4)));
     }
-    _mm_storeu_ps(out + i, _mm256_cvtpd_ps(_mm256_div_pd(low_f64x4, divisor_f64x4)));
-    _mm_storeu_ps(out + i + 4, _mm256_cvtpd_ps(_mm256_div_pd(high_f64x4, divisor_f64x4)));
+    _mm_storeu_ps(out + i, _mm256_cvtpd_ps(_mm256_mul_pd(low_f64x4, share_f64x4)));
+    _mm_storeu_ps(out + i + 4, _mm256_cvtpd_ps(_mm256_mul_pd(high_f64x4, share_f64x4)));
   }
   for (; i < n; ++i)
     out[i] = scalar::window_mean(x, n, kernel, edge, i);
