@@ -359,6 +359,17 @@ void more_passes() {
   row(
       "soft_cap", 8, [&](const kernels::KernelSet& k) { k.soft_cap(30.0F, kSlots, x.data()); },
       [&] { map(x) = 30.0F * (map(x) / 30.0F).tanh(); });
+  static std::vector<float>& four = keep(normal_values(4 * kSlots, 8));
+  static const std::vector<float> shares(4, 0.25F);
+  row(
+      "add_rows_4", 24,
+      [&](const kernels::KernelSet& k) {
+        k.add_rows(shares.data(), four.data(), kSlots, 4, kSlots, out.data());
+      },
+      [&] {
+        for (std::size_t r = 0; r < 4; ++r)
+          map(out) += 0.25F * Eigen::Map<Eigen::ArrayXf>(four.data() + r * kSlots, kSlots);
+      });
   row(
       "add_squared", 12,
       [&](const kernels::KernelSet& k) { k.add_squared(0.25F, x.data(), kSlots, out.data()); },

@@ -925,6 +925,36 @@ TEST_P(Kernels, AccumulatorsEqualScalarAndSkipWhatIsNotFinite) {
   }
 }
 
+// The order of the sum is that of the rows, however many are added in one call.
+TEST_P(Kernels, AddRowsGivesTheBitsOfAddForEachRow) {
+  for (const std::size_t num_rows : {0U, 1U, 2U, 4U, 7U, 8U, 9U, 20U}) {
+    for (const std::size_t n : {0U, 1U, 5U, 16U, 17U, 33U, 64U, 131U}) {
+      const std::size_t stride = n + 3;
+      std::vector<float> x = make(num_rows * stride + 1, Values::kUniform, 73);
+      const std::vector<float> factors = make(num_rows + 1, Values::kUniform, 74);
+      std::size_t expected_skips = 0;
+      for (std::size_t r = 0; r < num_rows && n > 0; ++r) {
+        if (r % 3 == 1) {
+          x[r * stride + r % n] = r % 2 == 0 ? std::numeric_limits<float>::quiet_NaN()
+                                             : std::numeric_limits<float>::infinity();
+          ++expected_skips;
+        }
+      }
+      for (const std::size_t offset : {0U, 1U, 3U}) {
+        Placed ours(make(n, Values::kUniform, 75), offset);
+        Placed theirs(make(n, Values::kUniform, 75), offset);
+        EXPECT_EQ(set().add_rows(factors.data(), x.data(), static_cast<std::ptrdiff_t>(stride),
+                                 num_rows, n, ours.data()),
+                  expected_skips);
+        for (std::size_t r = 0; r < num_rows; ++r)
+          set().add(factors[r], x.data() + r * stride, n, theirs.data());
+        EXPECT_EQ(ours.values(), theirs.values()) << num_rows << " rows of " << n;
+        EXPECT_TRUE(ours.guards_untouched());
+      }
+    }
+  }
+}
+
 // Rules R3 and R18: ties must stay ties, so an entry's bits may not depend on where it lies.
 TEST_P(Kernels, EqualInputsGiveEqualBitsAtEveryIndexAndOnEveryMachine) {
   const KernelSet& scalar = kernels::get(Isa::kScalar);

@@ -954,6 +954,40 @@ KVEVICT_AVX2 inline std::size_t add(float factor, const float* x, std::size_t n,
   return before + count(skipped) + scalar::add(factor, x + i, n - i, y + i);
 }
 
+/// Eight entries of add_rows.
+KVEVICT_AVX2 inline void add_rows_eight(const float* factors, const float* x,
+                                        std::ptrdiff_t row_stride, std::size_t num_rows, float* y,
+                                        __m256i& skipped) noexcept {
+  __m256 sum = _mm256_loadu_ps(y);
+  for (std::size_t r = 0; r < num_rows; ++r) {
+    __m256 sample = _mm256_mul_ps(_mm256_set1_ps(factors[r]),
+                                  _mm256_loadu_ps(x + static_cast<std::ptrdiff_t>(r) * row_stride));
+    KVEVICT_ROUND(sample);
+    const __m256 wanted = finite(sample);
+    sum = _mm256_blendv_ps(sum, _mm256_add_ps(sum, sample), wanted);
+    skipped = _mm256_add_epi32(
+        skipped, _mm256_andnot_si256(_mm256_castps_si256(wanted), _mm256_set1_epi32(1)));
+  }
+  _mm256_storeu_ps(y, sum);
+}
+KVEVICT_AVX2 inline std::size_t add_rows(const float* factors, const float* x,
+                                         std::ptrdiff_t row_stride, std::size_t num_rows,
+                                         std::size_t n, float* y) noexcept {
+  constexpr std::size_t kRowsAtATime = 8;  // more at once are more than a processor foresees
+  const std::size_t before = floats_to_aligned(y, n);
+  std::size_t total = scalar::add_rows(factors, x, row_stride, num_rows, before, y);
+  const std::size_t last = before + (n - before) / kLanes * kLanes;
+  for (std::size_t r = 0; r < num_rows; r += kRowsAtATime) {
+    const float* const rows = x + static_cast<std::ptrdiff_t>(r) * row_stride;
+    const std::size_t count_rows = std::min(kRowsAtATime, num_rows - r);
+    __m256i skipped = _mm256_setzero_si256();
+    for (std::size_t i = before; i < last; i += kLanes)
+      add_rows_eight(factors + r, rows + i, row_stride, count_rows, y + i, skipped);
+    total += count(skipped);
+  }
+  return total + scalar::add_rows(factors, x + last, row_stride, num_rows, n - last, y + last);
+}
+
 KVEVICT_AVX2 inline std::size_t add_squared(float factor, const float* x, std::size_t n,
                                             float* y) noexcept {
   const __m256 factor_f32x8 = _mm256_set1_ps(factor);
@@ -1154,6 +1188,7 @@ inline constexpr KernelSet kSet{
     .soft_cap = soft_cap,
     .exp_shifted = exp_shifted,
     .add = add,
+    .add_rows = add_rows,
     .add_squared = add_squared,
     .add_product = add_product,
     .take_max = take_max,

@@ -777,6 +777,8 @@ template <auto kStep, class... Args>
   return static_cast<std::size_t>(std::popcount(static_cast<unsigned>(mask & ~wanted)));
 }
 
+inline constexpr std::size_t kRowsAtATime = 8;  // more at once are more than a processor foresees
+
 // The accumulators, sixteen entries each from `i` on.
 [[nodiscard, gnu::always_inline]] KVEVICT_AVX512 inline std::size_t add_lanes(
     __mmask16 mask, std::size_t i, float factor, const float* x, float* y) noexcept {
@@ -785,6 +787,23 @@ template <auto kStep, class... Args>
   KVEVICT_ROUND_ZMM(sample);
   return store_finite(mask, sample, _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y + i), sample),
                       y + i);
+}
+[[nodiscard, gnu::always_inline]] KVEVICT_AVX512 inline std::size_t add_rows_lanes(
+    __mmask16 mask, std::size_t i, const float* factors, const float* x, std::ptrdiff_t row_stride,
+    std::size_t num_rows, float* y) noexcept {
+  __m512 y_f32x16 = _mm512_maskz_loadu_ps(mask, y + i);
+  std::size_t skipped = 0;
+  for (std::size_t r = 0; r < num_rows; ++r) {
+    const float* row = x + static_cast<std::ptrdiff_t>(r) * row_stride + i;
+    prefetch(row);
+    __m512 sample = _mm512_mul_ps(_mm512_set1_ps(factors[r]), _mm512_maskz_loadu_ps(mask, row));
+    KVEVICT_ROUND_ZMM(sample);
+    const __mmask16 wanted = finite(sample);
+    y_f32x16 = _mm512_mask_add_ps(y_f32x16, wanted, y_f32x16, sample);
+    skipped += static_cast<std::size_t>(std::popcount(static_cast<unsigned>(mask & ~wanted)));
+  }
+  _mm512_mask_storeu_ps(y + i, mask, y_f32x16);
+  return skipped;
 }
 [[nodiscard, gnu::always_inline]] KVEVICT_AVX512 inline std::size_t add_squared_lanes(
     __mmask16 mask, std::size_t i, float factor, const float* x, float* y) noexcept {
@@ -831,6 +850,17 @@ template <auto kStep, class... Args>
 KVEVICT_AVX512 inline std::size_t add(float factor, const float* x, std::size_t n,
                                       float* y) noexcept {
   return for_each_vector<add_lanes>(y, n, factor, x, y);
+}
+KVEVICT_AVX512 inline std::size_t add_rows(const float* factors, const float* x,
+                                           std::ptrdiff_t row_stride, std::size_t num_rows,
+                                           std::size_t n, float* y) noexcept {
+  std::size_t skipped = 0;
+  for (std::size_t r = 0; r < num_rows; r += kRowsAtATime) {
+    skipped += for_each_vector<add_rows_lanes>(y, n, factors + r,
+                                               x + static_cast<std::ptrdiff_t>(r) * row_stride,
+                                               row_stride, std::min(kRowsAtATime, num_rows - r), y);
+  }
+  return skipped;
 }
 KVEVICT_AVX512 inline std::size_t add_squared(float factor, const float* x, std::size_t n,
                                               float* y) noexcept {
@@ -969,6 +999,7 @@ inline constexpr KernelSet kSet{
     .soft_cap = soft_cap,
     .exp_shifted = exp_shifted,
     .add = add,
+    .add_rows = add_rows,
     .add_squared = add_squared,
     .add_product = add_product,
     .take_max = take_max,

@@ -57,8 +57,8 @@ struct KeyBits {
 /// holds the same functions. Stored rows need no alignment, floats that of a float; lengths may be
 /// zero, nothing allocates.
 ///
-/// Accumulators (add, add_squared, add_product, take_max, ema) leave an entry as it is where the
-/// sample is not finite and return how many entries that were (rule R19).
+/// Accumulators (add, add_rows, add_squared, add_product, take_max, ema) leave an entry as it is
+/// where the sample is not finite and return how many entries that were (rule R19).
 struct KernelSet {
   Isa isa;
 
@@ -126,6 +126,11 @@ struct KernelSet {
 
   /// y[i] += factor * x[i].
   std::size_t (*add)(float factor, const float* x, std::size_t n, float* y) noexcept;
+
+  /// add for `num_rows` rows, one after the other: y[i] += factors[r] * x[r * row_stride + i]. The
+  /// same bits as by add; y is read and written once for several.
+  std::size_t (*add_rows)(const float* factors, const float* x, std::ptrdiff_t row_stride,
+                          std::size_t num_rows, std::size_t n, float* y) noexcept;
 
   /// y[i] += (factor * x[i])^2.
   std::size_t (*add_squared)(float factor, const float* x, std::size_t n, float* y) noexcept;

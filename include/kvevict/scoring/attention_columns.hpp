@@ -59,6 +59,8 @@ class AttentionColumns {
                       std::optional<std::size_t> past = std::nullopt,
                       RowWeight weight = RowWeight::kOne) {
     scales_.clear();
+    const float shared_by =
+        head_reduce_ == HeadReduce::kGroupMean ? static_cast<float>(rows.group_size) : 1.0F;
     std::size_t longest = 0;
     for (std::size_t r = 0; r < rows.num_rows; ++r) {
       const std::size_t n = counted(rows, r, past);
@@ -66,7 +68,8 @@ class AttentionColumns {
       const float times =
           weight == RowWeight::kSlotsBefore ? static_cast<float>(rows.visible(r) - 1) : 1.0F;
       for (std::size_t h = 0; h < rows.group_size; ++h)
-        scales_.push_back(times * (past ? inverse_mass(rows.row(h, r), n, kernel) : 1.0F));
+        scales_.push_back(times * (past ? inverse_mass(rows.row(h, r), n, kernel) : 1.0F) /
+                          shared_by);
     }
     // Some slots of all rows after another: their columns stay in cache.
     std::size_t non_finite = 0;
@@ -132,7 +135,6 @@ class AttentionColumns {
   // Slots first .. first + n of row r.
   std::size_t observe_slots(const GroupRows& rows, std::size_t r, std::size_t first, std::size_t n,
                             const kernels::KernelSet& kernel) {
-    const auto group = static_cast<float>(rows.group_size);
     const float* const scale = scales_.data() + r * rows.group_size;
     const auto column = [&](std::size_t index) {
       return columns_.of(rows.layer, rows.kv_head, index).data() + first;
@@ -152,12 +154,11 @@ class AttentionColumns {
         non_finite += reduce_row(kernel, scale[h], row(h), n, column(h));
     } else if (row_reduce_ == RowReduce::kSum) {
       // Sums commute: each head goes straight into the mean.
-      for (std::size_t h = 0; h < rows.group_size; ++h)
-        non_finite += kernel.add(scale[h] / group, row(h), n, column(0));
+      non_finite += kernel.add_rows(scale, row(0), rows.head_stride, rows.group_size, n, column(0));
     } else {
       mean_.assign(n, 0.0F);
-      for (std::size_t h = 0; h < rows.group_size; ++h)
-        non_finite += kernel.add(scale[h] / group, row(h), n, mean_.data());
+      non_finite +=
+          kernel.add_rows(scale, row(0), rows.head_stride, rows.group_size, n, mean_.data());
       non_finite += reduce_row(kernel, 1.0F, mean_.data(), n, column(0));
     }
     return non_finite;

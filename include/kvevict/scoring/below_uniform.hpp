@@ -9,6 +9,7 @@
 #include "kvevict/scoring/attention_rows.hpp"
 #include "kvevict/scoring/lane_scores.hpp"
 #include "kvevict/scoring/recent_row_signal.hpp"
+#include "kvevict/scoring/row_sums.hpp"
 #include "kvevict/scoring/score_input.hpp"
 
 #include <algorithm>
@@ -127,10 +128,7 @@ class BelowUniformCount : public RecentRowSignal<RowBits> {
     for (std::size_t r = 0; r < rows.num_rows; ++r) {
       const std::size_t visible = rows.visible(r);
       mean_.assign(visible, 0.0F);
-      for (std::size_t h = 0; h < rows.group_size; ++h) {
-        non_finite += kernel.add(1.0F / static_cast<float>(rows.group_size), rows.row(h, r),
-                                 visible, mean_.data());
-      }
+      non_finite += add_heads(rows, r, 1.0F / static_cast<float>(rows.group_size), kernel, mean_);
       const float even = 1.0F / static_cast<float>(visible);
       rows_.set(rows.layer, rows.kv_head, rows.first_position + r, visible,
                 [&](std::size_t slot) { return mean_[slot] < even; });

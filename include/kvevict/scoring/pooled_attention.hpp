@@ -12,6 +12,7 @@
 #include "kvevict/scoring/forward_max.hpp"
 #include "kvevict/scoring/lane_scores.hpp"
 #include "kvevict/scoring/row_counts.hpp"
+#include "kvevict/scoring/row_sums.hpp"
 #include "kvevict/scoring/score_input.hpp"
 #include "kvevict/scoring/step_rows.hpp"
 
@@ -67,7 +68,6 @@ class PooledAttention {
                            const kernels::KernelSet& kernel) {
     if (rows.kv_head == 0)
       count_rows(rows, counts_.at(rows.layer));
-    std::size_t non_finite = 0;
     if (sequence.num_decoded() > 0) {
       if (rows_.empty())
         rows_.start(sequence.step_len(), 1, 1, sequence.seq_len(rows.layer, rows.kv_head));
@@ -76,13 +76,7 @@ class PooledAttention {
         rows_.add(rows, r, rows.first_position + r - first, 0, 0, share_, kernel);
       return 0;  // counted when the layer is complete
     }
-    for (std::size_t h = 0; h < rows.group_size; ++h) {
-      for (std::size_t r = 0; r < rows.num_rows; ++r) {
-        non_finite +=
-            kernel.add(share_, rows.row(h, r), rows.visible(r), window_.at(rows.layer).data());
-      }
-    }
-    return non_finite;
+    return add_rows(rows, share_, kernel, window_.at(rows.layer));
   }
   std::size_t end_layer(std::size_t layer, const Sequence& /*sequence*/,
                         const kernels::KernelSet& kernel) {

@@ -12,6 +12,7 @@
 #include "kvevict/scoring/observation_window.hpp"
 #include "kvevict/scoring/recent_row_signal.hpp"
 #include "kvevict/scoring/recent_rows.hpp"
+#include "kvevict/scoring/row_sums.hpp"
 #include "kvevict/scoring/score_input.hpp"
 #include "kvevict/scoring/sharpened_row.hpp"
 
@@ -103,10 +104,7 @@ class RecentMeanAttention : public RecentRowSignal<RecentRows> {
       const std::span<float> mean =
           rows_.of(rows.layer, rows.kv_head, rows.first_position + r).first(rows.visible(r));
       std::fill(mean.begin(), mean.end(), 0.0F);
-      for (std::size_t h = 0; h < rows.group_size; ++h) {
-        non_finite += kernel.add(1.0F / static_cast<float>(rows.group_size), rows.row(h, r),
-                                 mean.size(), mean.data());
-      }
+      non_finite += add_heads(rows, r, 1.0F / static_cast<float>(rows.group_size), kernel, mean);
     }
     return non_finite;
   }

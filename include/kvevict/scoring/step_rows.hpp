@@ -6,6 +6,7 @@
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
 #include "kvevict/scoring/attention_rows.hpp"
+#include "kvevict/scoring/row_sums.hpp"
 #include "kvevict/scoring/spoiling_sum.hpp"
 
 #include <cstddef>
@@ -38,9 +39,11 @@ class StepRows {
   /// Adds share * a over the query heads of the group. An entry that is not finite spoils its sum.
   void add(const GroupRows& rows, std::size_t row, std::size_t token, std::size_t layer,
            std::size_t sum, float share, const kernels::KernelSet& kernel) noexcept {
-    for (std::size_t head = 0; head < rows.group_size; ++head) {
-      add_spoiling(share, {rows.row(head, row), rows.visible(row)}, kernel, at(token, layer, sum));
-    }
+    const std::span<float> sums = at(token, layer, sum).first(rows.visible(row));
+    if (add_heads(rows, row, share, kernel, sums) == 0)
+      return;
+    for (std::size_t head = 0; head < rows.group_size; ++head)
+      spoil(share, {rows.row(head, row), sums.size()}, sums);
   }
   void complete_layer() noexcept { ++num_complete_; }
   /// Whether every layer has come.
