@@ -268,7 +268,6 @@ struct EditsOfAdditions {
   std::optional<Competition> competition;
   AddedWindows windows;
   bool prompts_only = false;                  // what is decoded comes on top of the budgets
-  bool whole_prompts = false;                 // until they are complete
   std::optional<std::size_t> windows_budget;  // of a policy without scores: nothing else stays
   std::size_t least = 0;  // tokens of every lane of a recipe's own table: added windows
   mutable std::vector<std::size_t> lifted = {};  // [lanes] if there is a least; memory
@@ -288,7 +287,8 @@ struct EditsOfAdditions {
     allocation.competition = competition.value_or(allocation.competition);
     if (windows_budget && allocation.lane_budgets.empty())
       allocation.budget = *windows_budget;
-    KeepUnfinishedPrompts{whole_prompts}(allocation, sequence);
+    if (budgets)
+      keep_unfinished_prompt(allocation, sequence);
   }
   [[nodiscard]] Protection protection(const Protection& base) const noexcept {
     return windows.over(base);
@@ -438,13 +438,11 @@ struct WithAdditions : Base {
   }
   static auto allocator(const Options& options, const CacheShape& shape) {
     const Additions& added = options.additions;
-    EditsOfAdditions edits{
-        .budgets = std::nullopt,
-        .competition = added.competition,
-        .windows = added.windows.value_or(AddedWindows{}),
-        .prompts_only = Base::trigger(options) == Trigger::kPrefillEnd,
-        .whole_prompts = added.budgets || (added.rule && !added.rule->is_frozen()),
-        .windows_budget = std::nullopt};
+    EditsOfAdditions edits{.budgets = std::nullopt,
+                           .competition = added.competition,
+                           .windows = added.windows.value_or(AddedWindows{}),
+                           .prompts_only = Base::trigger(options) == Trigger::kPrefillEnd,
+                           .windows_budget = std::nullopt};
     edits.budgets = make_budgets(options, shape, Base::kName);
     if constexpr (kScoresNothing) {
       if (added.windows) {

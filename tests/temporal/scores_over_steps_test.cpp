@@ -217,6 +217,28 @@ TEST(ScoresOverSteps, TakeARuleOfOnesOwn) {
   EXPECT_EQ(scores_of(policy, cache), (Floats{-3, -2, -5}));
 }
 
+// No allocator says so: what a prompt's tokens are worth is known at its end.
+TEST(ScoresOverSteps, KeepAnUnfinishedPromptInAnyRecipe) {
+  Policy<Composed<LeastKnormRecipe>> policy({.budget = 1}, kShape);
+  policy.begin(3);
+  policy.append(2);
+  EXPECT_FALSE(policy.should_evict());
+  policy.append(1);
+  EXPECT_TRUE(policy.should_evict());
+}
+
+struct WrongScopeRecipe : NormNowRecipe {
+  static constexpr std::string_view kName = "WrongScope";
+  static auto pipeline(const Options& options, const CacheShape& shape) {
+    return Pipeline(ScoresOverSteps(shape, MaskScope::kModel,
+                                    NormNowRecipe::pipeline(options, shape), LeastSoFar{}));
+  }
+};
+TEST(ScoresOverSteps, RefuseARecipeOfAnotherScope) {
+  EXPECT_TRUE(refuses([] { Policy<Composed<WrongScopeRecipe>>({}, kShape); },
+                      {"WrongScope: scope", "must be that of its signal"}));
+}
+
 // A weight of 0 for the past is no past.
 TEST(ScoresOverSteps, AnEmaWithoutDecayIsTheNewestSample) {
   Steps steps(policy_of(TemporalRule::kEma, 0.0));

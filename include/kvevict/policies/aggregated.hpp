@@ -29,7 +29,7 @@ struct AggregatedOptions : Base::Options {
 /// in every step: the inertia of InertiaKV (arXiv 2609.03515, the wrapper of its ablations), for
 /// each set of tokens by itself, and with kLifetimeMean the equal weight of all steps, without
 /// favour to recent ones, that FAEDKV (arXiv 2507.20030) asks for in another domain. kSingle is the
-/// base.
+/// base. A rule of one's own, or one in the middle of a pipeline, is ScoresOverSteps.
 ///
 /// One sample a step, of all that is cached, and one at the end of a prompt, inside which nothing
 /// is cut. Tokens that come together, drafts too, count as the one step that they are. Wants
@@ -54,10 +54,6 @@ struct AggregatedOver : Base {
   static auto pipeline(const Options& options, const CacheShape& shape) {
     return Pipeline(ScoresOverSteps(shape, Base::scope(options), Base::pipeline(options, shape),
                                     rule(options), refresh(options)));
-  }
-  static auto allocator(const Options& options, const CacheShape& shape) {
-    return detail::EditedAllocator(detail::allocator_of<Base>(options, shape),
-                                   detail::KeepUnfinishedPrompts{!rule(options).is_frozen()});
   }
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {

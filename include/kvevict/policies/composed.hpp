@@ -267,13 +267,10 @@ struct SetThreshold {
   }
 };
 /// Leaves a prompt whole until it is complete.
-struct KeepUnfinishedPrompts {
-  bool condition = true;
-  void operator()(Allocation& allocation, const Sequence& sequence) const noexcept {
-    if (condition && sequence.in_prompt())
-      allocation = {.budget = std::numeric_limits<std::size_t>::max()};
-  }
-};
+inline void keep_unfinished_prompt(Allocation& allocation, const Sequence& sequence) noexcept {
+  if (sequence.in_prompt())
+    allocation = {.budget = std::numeric_limits<std::size_t>::max()};
+}
 
 /// What a recipe's options say of how often to cut.
 template <class R>
@@ -332,7 +329,10 @@ class Composed {
       : options_((check(options, shape), options)),
         pipeline_(R::pipeline(options, shape)),
         allocator_(detail::allocator_of<R>(options, shape)),
-        selector_(detail::selector_of<R>(options)) {}
+        selector_(detail::selector_of<R>(options)) {
+    if constexpr (requires { pipeline_.signal().scope(); })
+      check_scope(pipeline_.signal().scope(), options);
+  }
 
   /// What is read beside kRequiredInputs, where that is known from the options only.
   [[nodiscard]] Inputs added_inputs() const {
@@ -353,11 +353,12 @@ class Composed {
     }
   }
   [[nodiscard]] Allocation allocation(const Sequence& sequence) const noexcept {
-    if constexpr (requires { allocator_.allocation(sequence, signal()); }) {
-      return allocator_.allocation(sequence, signal());
-    } else {
-      return allocator_.allocation(sequence);
+    Allocation given = allocation_of_recipe(sequence);
+    if constexpr (requires { pipeline_.signal().keeps_unfinished_prompts(); }) {
+      if (pipeline_.signal().keeps_unfinished_prompts())
+        detail::keep_unfinished_prompt(given, sequence);
     }
+    return given;
   }
   [[nodiscard]] bool below_threshold(const Sequence& sequence,
                                      const Allocation& given) const noexcept {
@@ -508,10 +509,12 @@ class Composed {
     }
     detail::check_recipe<R>(options, shape);
     // A signal of one set of tokens has one array for all lanes.
-    if constexpr (requires { Signal::kScope; }) {
-      detail::require(R::scope(options) == Signal::kScope, R::kName, "scope",
-                      static_cast<int>(R::scope(options)), "must be that of its signal");
-    }
+    if constexpr (requires { Signal::kScope; })
+      check_scope(Signal::kScope, options);
+  }
+  static void check_scope(MaskScope of_signal, const Options& options) {
+    detail::require(R::scope(options) == of_signal, R::kName, "scope",
+                    static_cast<int>(R::scope(options)), "must be that of its signal");
   }
 
   static_assert(
@@ -573,6 +576,13 @@ class Composed {
       !requires { &R::added_inputs; } || requires(const Options& o) { R::added_inputs(o); },
       "a recipe's added_inputs takes (options)");
 
+  [[nodiscard]] Allocation allocation_of_recipe(const Sequence& sequence) const noexcept {
+    if constexpr (requires { allocator_.allocation(sequence, signal()); }) {
+      return allocator_.allocation(sequence, signal());
+    } else {
+      return allocator_.allocation(sequence);
+    }
+  }
   [[nodiscard]] Signal& signal() noexcept { return detail::source_of(pipeline_.signal()); }
   [[nodiscard]] const Signal& signal() const noexcept {
     return detail::source_of(pipeline_.signal());

@@ -29,7 +29,8 @@ KVEVICT_NAMESPACE_BEGIN
 /// where every step starts it over; kScope, where it has one array whatever the lanes are, for
 /// recipes of that scope alone. A signal that is made of another pipeline (ScoresOverSteps)
 /// gives it by scorer(), which is what observes, and may say by wants_rows(sequence) in which
-/// steps.
+/// steps, by scope() of which recipes alone it may be a part, and by keeps_unfinished_prompts()
+/// that no prompt is to be cut before it is complete.
 template <class S>
 concept Signal = requires(S& signal, const S& constant, const ScoreInput& input,
                           LaneScores& scores) {

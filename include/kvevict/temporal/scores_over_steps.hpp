@@ -224,14 +224,22 @@ class SampledScores {
 
 }  // namespace detail
 
-/// A signal made of the scores that `Scorer`, a pipeline, gives step after step: [1, seq_len].
+/// A signal made of the scores that `Scorer`, a pipeline, gives step after step: [1, seq_len]. It
+/// stands where a signal does, with stages behind it or none, and `Rule` is a NamedRule or a struct
+/// of one's own:
+///
+///   static auto pipeline(const Options& options, const CacheShape& shape) {
+///     return Pipeline(ScoresOverSteps(shape, scope(options), TOVARecipe::pipeline(options, shape),
+///                                     NamedRule{.rule = TemporalRule::kMax}));
+///   }
+///
 /// Wants observe_cache once in every step, behind the attention, hidden states and scores that the
 /// scorer reads, which costs one run of the scorer; under kFrozen, where the scorer looks at each
 /// token by itself, one over the new tokens. A prompt is one step, sampled at its end, whatever
-/// chunks it came in, and a recipe leaves it whole until then (AggregatedOver does); under kFrozen
-/// a chunk is one, so that it may be cut before the next. Tokens that are appended together have
-/// one sample together. What the scorer does over all lanes of a pool is done to the finished
-/// scores, not to the samples.
+/// chunks it came in, and stays whole until then; under kFrozen a chunk is one, so that it may be
+/// cut before the next. Tokens that are appended together have one sample together. What the scorer
+/// does over all lanes of a pool is done to the finished scores, not to the samples. Votes of a
+/// prompt's window (AttentionUse::kWindow) come once a prompt: there are no steps to aggregate.
 ///
 /// Samples may be taken in some steps alone (RefreshSteps; at a prompt's end always). In the others
 /// scores stay, observe_cache is not wanted, and attention is only where the scorer accumulates it.
@@ -252,10 +260,11 @@ class ScoresOverSteps {
   static constexpr Inputs kRequiredInputs = Scorer::kRequiredInputs;
   static constexpr AttentionUse kAttentionUse = Scorer::kAttentionUse;
 
-  /// @param scope  of the policy's mask
+  /// @param scope  of the policy's mask; Composed refuses another one
   ScoresOverSteps(const CacheShape& shape, MaskScope scope, Scorer scorer, std::optional<Rule> rule,
                   const RefreshSteps& refresh = {})
-      : scorer_(std::move(scorer)),
+      : scope_(scope),
+        scorer_(std::move(scorer)),
         rule_(std::move(rule)),
         refresh_(refresh),
         scores_(shape, scope, rule_.has_value(), !refresh.are_all()),
@@ -264,6 +273,15 @@ class ScoresOverSteps {
   [[nodiscard]] Scorer& scorer() noexcept { return scorer_; }
   [[nodiscard]] const Scorer& scorer() const noexcept { return scorer_; }
 
+  [[nodiscard]] MaskScope scope() const noexcept { return scope_; }
+  /// Whether a cut before a prompt's end would be one without its sample.
+  [[nodiscard]] bool keeps_unfinished_prompts() const noexcept {
+    if constexpr (requires { scorer_.signal().keeps_unfinished_prompts(); }) {
+      if (scorer_.signal().keeps_unfinished_prompts())
+        return true;
+    }
+    return rule_ && !is_frozen();
+  }
   [[nodiscard]] auto state() noexcept {
     return std::tuple_cat(scorer_.signal().state(), std::tie(scores_, windows_));
   }
@@ -376,6 +394,7 @@ class ScoresOverSteps {
     }
   }
 
+  MaskScope scope_;
   Scorer scorer_;
   std::optional<Rule> rule_;
   RefreshSteps refresh_;
