@@ -28,6 +28,7 @@
 #include "kvevict/scoring/score_input.hpp"
 #include "kvevict/scoring/stages.hpp"
 #include "kvevict/selection/head_floors.hpp"
+#include "kvevict/selection/pool_selection.hpp"
 #include "kvevict/selection/top_k.hpp"
 #include "kvevict/selection/twin_repair.hpp"
 #include "kvevict/selection/two_stage.hpp"
@@ -401,11 +402,20 @@ struct WithAdditions : Base {
     }
     return host;
   }
-  /// Whether a table among the parts fits the budget and the windows. Throws InvalidArgument naming
-  /// `where`, which is the newest part.
-  static void check_budgets(const Options& options, const CacheShape& shape,
-                            std::string_view where) {
-    static_cast<void>(make_budgets(options, shape, where));
+  /// Whether the budget has room for the windows and the tables among the parts. Throws
+  /// InvalidArgument naming `where`, which is the newest part, or the policy where it has none.
+  static void check_room(const Options& options, const CacheShape& shape, std::string_view where) {
+    const auto budgets = allocator(options, shape, where);
+    const Sequence sequence(Base::kName, shape, Base::scope(options));
+    // One that goes by what is observed gives each lane a budget of its own, which has room.
+    if constexpr (requires { budgets.allocation(sequence); }) {
+      const Allocation given = budgets.allocation(sequence);
+      if constexpr (requires { budgets.protection(sequence); }) {
+        check_allocation(given, budgets.protection(sequence), shape, where);
+      } else {
+        check_allocation(given, protection(options), shape, where);
+      }
+    }
   }
   static auto pipeline(const Options& options, const CacheShape& shape) {
     const Additions& added = options.additions;
@@ -436,14 +446,16 @@ struct WithAdditions : Base {
       requires(requires { Base::protection(options); }) {
     return options.additions.windows.value_or(AddedWindows{}).over(Base::protection(options));
   }
-  static auto allocator(const Options& options, const CacheShape& shape) {
+  /// @param where  what an error of a table names
+  static auto allocator(const Options& options, const CacheShape& shape,
+                        std::string_view where = Base::kName) {
     const Additions& added = options.additions;
     EditsOfAdditions edits{.budgets = std::nullopt,
                            .competition = added.competition,
                            .windows = added.windows.value_or(AddedWindows{}),
                            .prompts_only = Base::trigger(options) == Trigger::kPrefillEnd,
                            .windows_budget = std::nullopt};
-    edits.budgets = make_budgets(options, shape, Base::kName);
+    edits.budgets = make_budgets(options, shape, where);
     if constexpr (kScoresNothing) {
       if (added.windows) {
         const Protection stays = protection(options);
@@ -790,10 +802,11 @@ struct LayerBudgetsPart {
     visit("tokens", options.tokens);
   }
   static void add(const Options& options, const PartContext& context, Additions& to) {
-    require(!options.tokens.empty(), context.where, "tokens.size()", 0, "must be num_layers");
+    check_table_size(context.where, "tokens", options.tokens.size(),
+                     {for_each_layer(context.shape)});
     to.budgets = [options, where = std::string(context.where)](
                      const CacheShape& shape, const Budget& budget, std::size_t window) {
-      return LayerTable(where, shape, budget, window, options.tokens);
+      return LayerTable(where, "tokens", shape, budget, window, options.tokens);
     };
   }
 };
@@ -814,12 +827,12 @@ struct HeadScoresPart {
     visit("beta", options.beta);
   }
   static void add(const Options& options, const PartContext& context, Additions& to) {
-    require(!options.scores.empty(), context.where, "scores.size()", 0,
-            "must be layers x KV heads or layers x query heads");
+    check_table_size(context.where, "scores", options.scores.size(),
+                     {for_each_kv_head(context.shape), for_each_query_head(context.shape)});
     to.budgets = [options, where = std::string(context.where)](
                      const CacheShape& shape, const Budget& budget, std::size_t window) {
-      return HeadTable(where, shape, budget, window, options.scores, options.power, options.beta,
-                       false);
+      return HeadTable(where, "scores", shape, budget, window, options.scores, options.power,
+                       options.beta, false);
     };
   }
 };
@@ -836,10 +849,8 @@ struct CompressionRatiosPart {
     visit("ratios", options.ratios);
   }
   static void add(const Options& options, const PartContext& context, Additions& to) {
-    const std::size_t size = options.ratios.size();
-    require(size == context.shape.num_layers ||
-                size == context.shape.num_layers * context.shape.num_kv_heads,
-            context.where, "ratios.size()", size, "must be num_layers or layers x KV heads");
+    check_table_size(context.where, "ratios", options.ratios.size(),
+                     {for_each_layer(context.shape), for_each_kv_head(context.shape)});
     to.budgets = [options, where = std::string(context.where)](
                      const CacheShape& shape, const Budget& /*budget*/, std::size_t /*window*/) {
       return ShareTable(where, "ratios", shape, options.ratios, ShareRounding::kExact, false);

@@ -254,11 +254,12 @@ template <class Method>
     if (items.size() > 1) {
       using Recipe = typename Method::Recipe;
       const PartHost host = Recipe::part_host(options, model.shape);
+      Recipe::check_room(options, model.shape, Method::kName);
       for (const TextItem& item : items.subspan(1)) {
         description.append(" + ").append(add_part(NamedParts{}, item, host,
                                                   {{}, model.shape, model.output_projection},
                                                   options.additions));
-        Recipe::check_budgets(options, model.shape, item.where(item.name));
+        Recipe::check_room(options, model.shape, item.where(item.name));
       }
     }
     check_supplied(Method::kName, Method::Recipe::added_inputs(options), model.supplied);

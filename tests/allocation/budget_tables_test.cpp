@@ -23,37 +23,38 @@ Numbers numbers(const Allocation& allocation) {
 
 // A table whose mean is the budget is used as it is; twice the table is the same.
 TEST(LayerTable, IsScaledToTheBudget) {
-  EXPECT_EQ(numbers(LayerTable("test", kShape, 10, 2, {6, 14}).budgets(100)),
+  EXPECT_EQ(numbers(LayerTable("test", "table", kShape, 10, 2, {6, 14}).budgets(100)),
             (Numbers{6, 6, 14, 14}));
-  EXPECT_EQ(numbers(LayerTable("test", kShape, 10, 2, {12, 28}).budgets(100)),
+  EXPECT_EQ(numbers(LayerTable("test", "table", kShape, 10, 2, {12, 28}).budgets(100)),
             (Numbers{6, 6, 14, 14}));
-  EXPECT_EQ(numbers(LayerTable("test", kShape, 10, 2, {}).budgets(100)), (Numbers{10, 10, 10, 10}));
+  EXPECT_EQ(numbers(LayerTable("test", "table", kShape, 10, 2, {}).budgets(100)),
+            (Numbers{10, 10, 10, 10}));
 }
 
 // Layer 0 has its window; 8 beside the windows of both are 16 for layer 1.
 TEST(LayerTable, NoLayerIsBelowItsWindow) {
-  EXPECT_EQ(numbers(LayerTable("test", kShape, 10, 2, {1, 19}).budgets(100)),
+  EXPECT_EQ(numbers(LayerTable("test", "table", kShape, 10, 2, {1, 19}).budgets(100)),
             (Numbers{2, 2, 18, 18}));
 }
 
 TEST(LayerTable, ShortPromptsStayWhole) {
-  EXPECT_EQ(numbers(LayerTable("test", kShape, 10, 2, {6, 14}).budgets(9)),
+  EXPECT_EQ(numbers(LayerTable("test", "table", kShape, 10, 2, {6, 14}).budgets(9)),
             (Numbers{10, 10, 10, 10}));
   // Layer 1 has only 12 tokens to hold; layer 0 gets what it leaves.
-  EXPECT_EQ(numbers(LayerTable("test", kShape, 10, 2, {6, 14}).budgets(12)),
+  EXPECT_EQ(numbers(LayerTable("test", "table", kShape, 10, 2, {6, 14}).budgets(12)),
             (Numbers{8, 8, 12, 12}));
 }
 
 // b = 8, share = 4, pool = 16: score * 16 + 4, and the window of 2.
 TEST(HeadTable, APartGoesByScoreAndTheRestEqually) {
   const std::vector<double> scores = {.125, .125, .25, .5};
-  EXPECT_EQ(numbers(HeadTable("test", kShape, 10, 2, scores, 1, 2, false).budgets(100)),
+  EXPECT_EQ(numbers(HeadTable("test", "table", kShape, 10, 2, scores, 1, 2, false).budgets(100)),
             (Numbers{8, 8, 10, 14}));
   // All by score: score * 32.
-  EXPECT_EQ(numbers(HeadTable("test", kShape, 10, 2, scores, 1, 1, false).budgets(100)),
+  EXPECT_EQ(numbers(HeadTable("test", "table", kShape, 10, 2, scores, 1, 1, false).budgets(100)),
             (Numbers{6, 6, 10, 18}));
   // A power of 0 makes all alike.
-  EXPECT_EQ(numbers(HeadTable("test", kShape, 10, 2, scores, 0, 1, false).budgets(100)),
+  EXPECT_EQ(numbers(HeadTable("test", "table", kShape, 10, 2, scores, 0, 1, false).budgets(100)),
             (Numbers{10, 10, 10, 10}));
 }
 

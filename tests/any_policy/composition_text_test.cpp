@@ -400,7 +400,17 @@ TEST(CompositionText, RefusesPartsThatDoNotFitThePolicy) {
   EXPECT_EQ(error_of("snapkv(budget=40) + pyramid(beta=0.5)"),
             "pyramid, column 21: beta = 0.500000 must be >= 1");
   EXPECT_EQ(error_of("snapkv + layer_budgets"),
-            "layer_budgets, column 10: tokens.size() = 0 must be num_layers");
+            "layer_budgets, column 10: tokens.size() = 0 must be 2 (num_layers)");
+  EXPECT_EQ(
+      error_of("snapkv + ada + head_scores(scores=1:2:3)"),
+      "head_scores, column 16: scores.size() = 3 must be 4 (layers x KV heads) or 8 (layers x "
+      "query heads)");
+  EXPECT_EQ(
+      error_of("snapkv + compression_ratios(ratios=0.5)"),
+      "compression_ratios, column 10: ratios.size() = 1 must be 2 (num_layers) or 4 (layers x "
+      "KV heads)");
+  EXPECT_EQ(error_of("snapkv + layer_budgets(tokens=0:0)"),
+            "layer_budgets, column 10: sum of tokens = 0 must be > 0");
   EXPECT_EQ(error_of("streaming_llm + pool"),
             "pool, column 17: StreamingLLM goes by positions alone: it has no scores to change or "
             "to choose by");
@@ -424,9 +434,18 @@ TEST(CompositionText, RefusesPartsThatDoNotFitThePolicy) {
   EXPECT_EQ(error_of("knorm + temporal(rule=cumulative,decay=0.3)"),
             "temporal, column 9: decay = 0.300000 has a meaning for rule = ema and decayed_sum "
             "alone");
-  EXPECT_EQ(error_of("knorm(budget=4) + protect(recent_window=8)"),
-            "Knorm: budget = 4 must be at least 8: sinks and recent window, an observation window "
-            "included");
+  // Whose windows they are: those of the part, or the policy's own.
+  const std::string windows = ": num_sink_tokens and recent_window, an observation window included";
+  EXPECT_EQ(error_of("knorm(budget=4) + layer + protect(num_sink_tokens=1,recent_window=8)"),
+            "protect, column 27: budget = 4 must be at least 9" + windows);
+  EXPECT_EQ(error_of("h2o(heavy=4,recent=4) + protect(recent_window=9)"),
+            "protect, column 25: budget = 8 must be at least 9" + windows);
+  EXPECT_EQ(error_of("knorm(budget=total:16) + protect(recent_window=8)"),
+            "protect, column 26: budget = 16 must be at least 32" + windows);
+  EXPECT_EQ(error_of("knorm(budget=4,recent_window=8) + layer + protect"),
+            "Knorm: budget = 4 must be at least 8" + windows);
+  EXPECT_EQ(error_of("snapkv(budget=40) + pyramid + protect(num_sink_tokens=9)"),
+            "protect, column 31: budget = 40 must be at least 41" + windows);
 }
 
 // What works on finished scores comes when they are finished, and selections in their order.

@@ -121,8 +121,8 @@ void run_allocation_tables(const GoldenCase& golden, GoldenReport& report) {
     const auto check = [&](const std::string& record, bool official) {
       const std::vector<double> scores = decimals(golden.text(name + "scores"));
       const std::size_t b = golden.count(name + "b");
-      const kvevict::HeadTable table("test", layers_of_one_head(scores.size()), b, 0, scores, 1.0,
-                                     std::stod(golden.text(name + "beta")), official);
+      const kvevict::HeadTable table("test", "table", layers_of_one_head(scores.size()), b, 0,
+                                     scores, 1.0, std::stod(golden.text(name + "beta")), official);
       report.equal(name + record, golden.tensor(name + record).values,
                    kept(table.budgets(1000), 1000));
     };

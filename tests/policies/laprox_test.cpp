@@ -713,7 +713,7 @@ TEST(LaProx, RefusesOptionsThatCannotWork) {
   EXPECT_TRUE(refuses(make({.pooling = {.kernel_size = 6}, .output_projection = projection}),
                       {"LaProx", "pooling.kernel_size = 6"}));
   EXPECT_TRUE(refuses(make({.budget = 31, .output_projection = projection}),
-                      {"LaProx", "budget = 31", "recent window"}));
+                      {"LaProx", "budget = 31", "recent_window"}));
   EXPECT_TRUE(
       refuses(make({.group_reading = GroupReading::kExact, .output_projection = projection}),
               {"LaProx", "pooling.kernel_size = 7", "pool_stage"}));

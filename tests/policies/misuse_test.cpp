@@ -203,7 +203,8 @@ TEST(Misuse, ALengthThatDoesNotFitIsSaidWithThePlaceAndTheOneThatIsExpected) {
     FAIL();
   } catch (const InvalidArgument& error) {
     EXPECT_STREQ(error.what(),
-                 "SnapKV: budget = 16 must be at least 17: sinks and recent window, an observation "
+                 "SnapKV: budget = 16 must be at least 17: num_sink_tokens and recent_window, an "
+                 "observation "
                  "window included");
   }
 }

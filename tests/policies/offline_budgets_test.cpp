@@ -90,7 +90,7 @@ TEST(EvolKV, RefusesWhatCannotBe) {
       [] {
         EvolKV(evol(12, {1, 2}), kModel);
       },
-      {"EvolKV", "layer_budgets.size() = 2", "num_layers"}));
+      {"EvolKV", "layer_budgets.size() = 2 must be 0 (no table) or 3 (num_layers)"}));
   EXPECT_TRUE(refuses([] { EvolKV(evol(12, {0, 0, 0}), kModel); }, {"EvolKV", "layer_budgets"}));
   EXPECT_TRUE(refuses([] { EvolKV(evol(3, {}), kModel); }, {"EvolKV", "budget = 3", "window"}));
 }

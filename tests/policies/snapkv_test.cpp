@@ -135,7 +135,7 @@ TEST(SnapKV, PromptNotLongerThanTheWindowIsKept) {
   EXPECT_EQ(kept(9, 8), range(1, 9));
   EXPECT_EQ(kept(9, 9), range(0, 9));
   EXPECT_TRUE(refuses([] { SnapKV({.budget = 7, .observation_window = 8}, kOneHead); },
-                      {"SnapKV", "budget = 7", "recent window"}));
+                      {"SnapKV", "budget = 7", "recent_window"}));
 }
 
 // Case O-07: a fully masked row has no softmax and adds nothing. Here it comes from a query whose

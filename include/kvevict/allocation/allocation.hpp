@@ -29,6 +29,14 @@ enum class Competition : std::uint8_t {
                                                                   {"model", Competition::kModel}}};
 }
 
+namespace detail {
+
+/// What a budget has to have room for, in the words of an error.
+inline constexpr std::string_view kRoomForWindows =
+    "num_sink_tokens and recent_window, an observation window included";
+
+}  // namespace detail
+
 /// Who gets how much: the lanes of a pool share the sum of their budgets.
 struct Allocation {
   Budget budget = Budget::tokens(0);

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -47,15 +48,16 @@ inline void check_numbers(std::string_view where, std::string_view field,
 /// mean.
 class LayerTable {
  public:
+  /// @param where  what errors name, and `field` in it
   /// @param table  tokens per KV head of each layer, the window included; empty: all equal
-  LayerTable(std::string_view where, const CacheShape& shape, const Budget& budget,
-             std::size_t window, std::vector<std::size_t> table)
+  LayerTable(std::string_view where, std::string_view field, const CacheShape& shape,
+             const Budget& budget, std::size_t window, std::vector<std::size_t> table)
       : table_(shape, budget, window), layers_(std::move(table)) {
-    detail::require(layers_.empty() || layers_.size() == shape.num_layers, where,
-                    "layer_budgets.size()", layers_.size(), "must be 0 or num_layers");
+    detail::check_table_size(where, field, layers_.size(), {{}, detail::for_each_layer(shape)});
     for (const std::size_t tokens : layers_)
       sum_ += static_cast<double>(tokens);
-    detail::require(layers_.empty() || sum_ > 0.0, where, "sum of layer_budgets", 0, "must be > 0");
+    detail::require(layers_.empty() || sum_ > 0.0, where, std::string("sum of ").append(field), 0,
+                    "must be > 0");
   }
 
   [[nodiscard]] Allocation allocation(const Sequence& sequence) const noexcept {
@@ -88,20 +90,20 @@ class LayerTable {
 ///   share = floor(b / beta), pool = share L H, cap_h = score_h pool + b - share.
 class HeadTable {
  public:
+  /// @param where     what errors name, and `field` in it
   /// @param scores    [layers * KV heads], or [layers * query heads], whose groups' means count;
   ///                  empty: all equal
   /// @param power     that scores are raised to; they are then divided by their sum
   /// @param official  each number rounded by itself (half to even), so that the sum may leak
-  HeadTable(std::string_view where, const CacheShape& shape, const Budget& budget,
-            std::size_t window, std::span<const double> scores, double power, double beta,
-            bool official)
+  HeadTable(std::string_view where, std::string_view field, const CacheShape& shape,
+            const Budget& budget, std::size_t window, std::span<const double> scores, double power,
+            double beta, bool official)
       : table_(shape, budget, window), beta_(beta), official_(official) {
     const std::size_t heads = shape.num_layers * shape.num_kv_heads;
-    const std::size_t query_heads = shape.num_layers * shape.num_q_heads;
-    detail::require(scores.empty() || scores.size() == heads || scores.size() == query_heads, where,
-                    "head_scores.size()", scores.size(),
-                    "must be 0, layers x KV heads or layers x query heads");
-    detail::check_numbers(where, "head_scores", scores, 0.0, std::numeric_limits<double>::max(),
+    detail::check_table_size(
+        where, field, scores.size(),
+        {{}, detail::for_each_kv_head(shape), detail::for_each_query_head(shape)});
+    detail::check_numbers(where, field, scores, 0.0, std::numeric_limits<double>::max(),
                           "must be >= 0 and finite");
     detail::require(beta >= 1.0, where, "beta", beta, "must be >= 1");
     detail::require(power >= 0.0 && std::isfinite(power), where, "power", power,
@@ -112,7 +114,7 @@ class HeadTable {
     double largest = 0.0;
     for (const double score : scores_)
       largest = std::max(largest, score);
-    detail::require(largest > 0.0, where, "sum of head_scores", 0, "must be > 0");
+    detail::require(largest > 0.0, where, std::string("sum of ").append(field), 0, "must be > 0");
     double sum = 0.0;
     for (double& score : scores_)
       sum += score = std::pow(score / largest, power);

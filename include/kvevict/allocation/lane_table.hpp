@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <limits>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -28,11 +29,17 @@ namespace detail {
   return count - std::min(count, sequence.first_prompt_padding());
 }
 
-/// Refuses a budget that its observation window alone exceeds (rule R7).
+/// Refuses a budget that is less than the windows that stay (rule R7).
 inline void check_covers_window(std::string_view where, const Budget& budget,
                                 const CacheShape& shape, std::size_t window) {
-  require(budget.is_share() || budget.tokens_of(0, shape.num_lanes(MaskScope::kHead)) >= window,
-          where, "budget", budget.count(), "must cover the observation window");
+  const std::size_t lanes = shape.num_lanes(MaskScope::kHead);
+  if (budget.is_share() || budget.tokens_of(0, lanes) >= window)
+    return;
+  throw_invalid_field(where, "budget", budget.count(),
+                      std::string("must be at least ")
+                          .append(std::to_string(budget.is_total() ? window * lanes : window))
+                          .append(": ")
+                          .append(kRoomForWindows));
 }
 
 }  // namespace detail

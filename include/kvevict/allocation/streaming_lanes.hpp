@@ -33,8 +33,8 @@ class StreamingHeads {
       : budgets_(shape.num_layers * shape.num_kv_heads, kAll) {
     detail::require(ratio >= 0.0 && ratio <= 1.0, where, "streaming_ratio", ratio,
                     "must be in [0, 1]");
-    detail::require(scores.size() == budgets_.size(), where, "head_scores.size()", scores.size(),
-                    "must be layers x KV heads");
+    detail::check_table_size(where, "head_scores", scores.size(),
+                             {detail::for_each_kv_head(shape)});
     const auto count =
         static_cast<std::size_t>(round_half_even(ratio * static_cast<double>(budgets_.size())));
     std::vector<std::size_t> order(budgets_.size());

@@ -6,6 +6,8 @@
 #include "kvevict/core/types.hpp"
 
 #include <cstddef>
+#include <initializer_list>
+#include <string>
 #include <string_view>
 
 KVEVICT_NAMESPACE_BEGIN
@@ -75,6 +77,36 @@ inline void check_same_shape(const CacheShape& view, const CacheShape& shape,
   require(view.head_dim == shape.head_dim, where, "view head_dim", view.head_dim, kMust);
   require(view.value_size() == shape.value_size(), where, "view value_dim", view.value_size(),
           kMust);
+}
+
+/// A number of entries that a table of options may have, and what of the model there is one for.
+struct TableSize {
+  std::size_t size = 0;
+  std::string_view what = "no table";
+};
+[[nodiscard]] constexpr TableSize for_each_layer(const CacheShape& shape) noexcept {
+  return {shape.num_layers, "num_layers"};
+}
+[[nodiscard]] constexpr TableSize for_each_kv_head(const CacheShape& shape) noexcept {
+  return {shape.num_layers * shape.num_kv_heads, "layers x KV heads"};
+}
+[[nodiscard]] constexpr TableSize for_each_query_head(const CacheShape& shape) noexcept {
+  return {shape.num_layers * shape.num_q_heads, "layers x query heads"};
+}
+/// Throws InvalidArgument, naming `where`, `field` and all that fit, unless `size` is one of them.
+inline void check_table_size(std::string_view where, std::string_view field, std::size_t size,
+                             std::initializer_list<TableSize> fitting) {
+  std::string must("must be ");
+  for (const TableSize& fits : fitting) {
+    if (size == fits.size)
+      return;
+    must.append(&fits == fitting.begin() ? "" : " or ")
+        .append(std::to_string(fits.size))
+        .append(" (")
+        .append(fits.what)
+        .append(")");
+  }
+  throw_invalid_field(where, std::string(field).append(".size()"), size, must);
 }
 
 }  // namespace detail

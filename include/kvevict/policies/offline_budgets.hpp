@@ -45,7 +45,7 @@ struct EvolKVRecipe : VotesByWindow<EvolKVRecipe, EvolKVOptions> {
     detail::check_covers_window(kName, options.budget, shape, options.observation_window);
   }
   static auto allocator(const Options& options, const CacheShape& shape) {
-    return LayerTable(kName, shape, options.budget, options.observation_window,
+    return LayerTable(kName, "layer_budgets", shape, options.budget, options.observation_window,
                       options.layer_budgets);
   }
   template <class Visit>
@@ -87,8 +87,8 @@ struct HeadKVRecipe : VotesByWindow<HeadKVRecipe, HeadKVOptions> {
     detail::check_covers_window(kName, options.budget, shape, options.observation_window);
   }
   static auto allocator(const Options& options, const CacheShape& shape) {
-    return HeadTable(kName, shape, options.budget, options.observation_window, options.head_scores,
-                     options.power, options.beta, options.official_rounding);
+    return HeadTable(kName, "head_scores", shape, options.budget, options.observation_window,
+                     options.head_scores, options.power, options.beta, options.official_rounding);
   }
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
@@ -118,9 +118,8 @@ struct PerLayerRecipe : Base {
   static constexpr bool kNeedsArtefact = true;
 
   static auto allocator(const Options& options, const CacheShape& shape) {
-    const std::size_t size = options.compression_ratios.size();
-    detail::require(size == 0 || size == shape.num_layers, kName, "compression_ratios.size()", size,
-                    "must be 0 or num_layers");
+    detail::check_table_size(kName, "compression_ratios", options.compression_ratios.size(),
+                             {{}, detail::for_each_layer(shape)});
     return ShareTable(kName, "compression_ratios", shape, options.compression_ratios,
                       ShareRounding::kFloors, Base::protection(options).after_prompt);
   }
@@ -159,9 +158,8 @@ struct LUKVRecipe : Base {
   static constexpr bool kNeedsArtefact = true;
 
   static auto allocator(const Options& options, const CacheShape& shape) {
-    const std::size_t size = options.prune_ratios.size();
-    detail::require(size == 0 || size == shape.num_layers * shape.num_kv_heads, kName,
-                    "prune_ratios.size()", size, "must be 0 or layers x KV heads");
+    detail::check_table_size(kName, "prune_ratios", options.prune_ratios.size(),
+                             {{}, detail::for_each_kv_head(shape)});
     return ShareTable(kName, "prune_ratios", shape, options.prune_ratios,
                       options.official_rounding ? ShareRounding::kClamped : ShareRounding::kExact,
                       Base::protection(options).after_prompt);

@@ -43,8 +43,7 @@ struct ScissorHandsRecipe : CutsEveryStep {
 
   static void check(const Options& options, const CacheShape& shape) {
     const std::size_t size = options.layer_budgets.size();
-    detail::require(size == 0 || size == shape.num_layers, kName, "layer_budgets.size()", size,
-                    "must be 0 or num_layers");
+    detail::check_table_size(kName, "layer_budgets", size, {{}, detail::for_each_layer(shape)});
     const std::size_t least = least_budget(options);
     const std::string_view field = size == 0 ? "budget" : "layer_budgets";
     detail::require(least > 0, kName, field, least, "must be > 0");

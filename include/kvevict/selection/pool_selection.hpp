@@ -117,7 +117,7 @@ inline void check_allocation(const Allocation& allocation, const Protection& pro
   };
   const std::size_t room = lane_budget - std::min(lane_budget, allocation.headroom);
   if (!allocation.protected_extra)
-    check(room, windows, "sinks and recent window, an observation window included");
+    check(room, windows, kRoomForWindows);
   if (allocation.competition != Competition::kLane || allocation.budget.is_total()) {
     check(saturating_add(lane_budget, allocation.protected_extra ? windows : 0),
           allocation.min_keep, "min_keep in every lane");
