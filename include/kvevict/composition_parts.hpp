@@ -15,6 +15,7 @@
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/types.hpp"
 #include "kvevict/policies/composed.hpp"
+#include "kvevict/policies/criticalkv.hpp"
 #include "kvevict/policies/policy.hpp"
 #include "kvevict/scoring/critical_scores.hpp"
 #include "kvevict/scoring/forward_max.hpp"
@@ -658,30 +659,14 @@ struct ChunksPart {
 struct CriticalPart {
   static constexpr std::string_view kName = "critical";
   static constexpr PartKind kKind = PartKind::kSecondStage | PartKind::kReadsValues;
-  struct Options {
-    double first_stage = 0.5;  ///< share of the budget that the scores themselves fill
-    double epsilon = 1e-4;     ///< added to scores, in units of attention; behind parts that make
-                               ///< something else of them, in units of that
-    bool l2_norm = false;      ///< |v W_O|_2 for |v W_O|_1
-  };
+  using Options = CriticalOptions;
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
-    visit("first_stage", options.first_stage);
-    visit("epsilon", options.epsilon);
-    visit("l2_norm", options.l2_norm);
+    options.visit_options(visit);
   }
   static void add(const Options& options, const PartContext& context, Additions& to) {
-    require(options.first_stage >= 0.0 && options.first_stage <= 1.0, context.where, "first_stage",
-            options.first_stage, "must be in [0, 1]");
-    require(options.epsilon >= 0.0, context.where, "epsilon", options.epsilon, "must be >= 0");
-    const ValueFactor norm = options.l2_norm ? ValueFactor::kProjected : ValueFactor::kProjectedL1;
-    check_value_factor(context.where, norm, context.output_projection.get(), context.shape,
-                       GroupReading::kMeanNorms);
-    to.second_stage =
-        TwoStage<CriticalScores>{.first_share = Budget::keep_ratio(options.first_stage),
-                                 .second = {.epsilon = static_cast<float>(options.epsilon),
-                                            .norm = norm,
-                                            .projection = context.output_projection}};
+    options.check(context.where, context.output_projection.get(), context.shape);
+    to.second_stage = options.stages(context.output_projection);
   }
 };
 
@@ -689,21 +674,17 @@ struct CriticalPart {
 struct TwinsPart {
   static constexpr std::string_view kName = "twins";
   static constexpr PartKind kKind = PartKind::kTwins;
-  struct Options {
-    TwinRepairOptions repair = {};
-    std::size_t distance = 32;  ///< slots within which keys are no twins
-  };
+  using Options = TwinRepairOptions;
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
-    visit("similarity", options.repair.similarity);
+    visit("similarity", options.similarity);
     visit("distance", options.distance);
-    visit("num_sink_tokens", options.repair.num_sink_tokens);
-    visit("recent_window", options.repair.recent_window);
+    visit("num_sink_tokens", options.num_sink_tokens);
+    visit("recent_window", options.recent_window);
   }
-  static void add(const Options& options, const PartContext& /*context*/, Additions& to) {
-    require(options.repair.similarity >= -1.0 && options.repair.similarity <= 1.0, kName,
-            "similarity", options.repair.similarity, "must be in [-1, 1]");
-    to.twins.emplace(BestOfAll{}, KeyTwins(options.distance), options.repair);
+  static void add(const Options& options, const PartContext& context, Additions& to) {
+    options.check(context.where);
+    to.twins.emplace(BestOfAll{}, KeyTwins(options.distance), options);
   }
 };
 

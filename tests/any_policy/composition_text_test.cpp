@@ -399,6 +399,10 @@ TEST(CompositionText, RefusesPartsThatDoNotFitThePolicy) {
             "head");
   EXPECT_EQ(error_of("snapkv(budget=40) + pyramid(beta=0.5)"),
             "pyramid, column 21: beta = 0.500000 must be >= 1");
+  EXPECT_EQ(error_of("knorm + twins(similarity=1.5)"),
+            "twins, column 9: similarity = 1.500000 must be in [-1, 1]");
+  EXPECT_EQ(error_of("knorm + critical(first_stage=1.5)"),
+            "critical, column 9: first_stage = 1.500000 must be in [0, 1]");
   EXPECT_EQ(error_of("snapkv + layer_budgets"),
             "layer_budgets, column 10: tokens.size() = 0 must be 2 (num_layers)");
   EXPECT_EQ(

@@ -37,9 +37,9 @@ auto over(const GoldenCase& golden, const typename Base::Options& base, double f
           const Projection& projection, const kvevict::CacheShape& shape) {
   kvevict::CriticalKVOptions<Base> options;
   options.base = base;
-  options.first_stage = first_stage;
+  options.critical.first_stage = first_stage;
   options.first_stage_counts_window = true;
-  options.epsilon = golden.real("epsilon");
+  options.critical.epsilon = golden.real("epsilon");
   options.output_projection = projection;
   return kvevict::Policy<kvevict::Composed<kvevict::CriticalKVRecipe<Base>>>(options, shape);
 }

@@ -41,8 +41,7 @@ std::shared_ptr<const OutputProjection> identity() {
 }
 CriticalKV::Options options_of(std::size_t budget, double first_stage) {
   return {.base = {.budget = budget, .observation_window = 1, .pooling = {.kernel_size = 1}},
-          .first_stage = first_stage,
-          .epsilon = 0,
+          .critical = {.first_stage = first_stage, .epsilon = 0},
           .output_projection = identity()};
 }
 /// Five tokens of size 1, 1, 1, 4, 5 and the one whose row this is.
@@ -76,28 +75,28 @@ TEST(CriticalKV, TheFirstStageIsTheBasePolicy) {
 TEST(CriticalKV, TheFirstStageMayCountTheWindow) {
   CriticalKV::Options options = options_of(4, 0.5);
   EXPECT_EQ(kept(options), (Positions{0, 3, 4, 5}));
-  options.first_stage = 0.75;  // 2 of 3
+  options.critical.first_stage = 0.75;  // 2 of 3
   EXPECT_EQ(kept(options), (Positions{0, 1, 4, 5}));
-  options.first_stage = 0.5;  // 2 of 4: the window and one more
+  options.critical.first_stage = 0.5;  // 2 of 4: the window and one more
   options.first_stage_counts_window = true;
   EXPECT_EQ(kept(options), (Positions{0, 3, 4, 5}));
-  options.first_stage = 0.25;  // the window alone
+  options.critical.first_stage = 0.25;  // the window alone
   EXPECT_EQ(kept(options), (Positions{0, 3, 4, 5}));
-  options.first_stage = 1;
+  options.critical.first_stage = 1;
   EXPECT_EQ(kept(options), (Positions{0, 1, 2, 5}));
 }
 
 // With one channel both norms are |v w|.
 TEST(CriticalKV, BothNormsAreSizes) {
   CriticalKV::Options options = options_of(3, 0.5);
-  options.l2_norm = true;
+  options.critical.l2_norm = true;
   EXPECT_EQ(kept(options), (Positions{0, 4, 5}));
 }
 
 // A large epsilon leaves the second stage to the values: 4 and then 3.
 TEST(CriticalKV, EpsilonLetsValuesDecide) {
   CriticalKV::Options options = options_of(3, 0.0);
-  options.epsilon = 100;
+  options.critical.epsilon = 100;
   EXPECT_EQ(kept(options), (Positions{3, 4, 5}));
 }
 
@@ -161,7 +160,7 @@ TEST(CriticalKV, TheBaseSaysHowManyEachHeadKeeps) {
   using Shared = kvevict::Policy<kvevict::Composed<kvevict::CriticalKVRecipe<SharedSnapKVRecipe>>>;
   RowSession<Shared> session(
       {.base = {.budget = 3, .observation_window = 1, .pooling = {.kernel_size = 1}},
-       .epsilon = 1,
+       .critical = {.epsilon = 1},
        .output_projection = projection},
       kTwo);
   session.policy.begin(6);
@@ -182,7 +181,7 @@ TEST(CriticalKV, RefusesWhatItCannotUse) {
   EXPECT_TRUE(
       refuses([&] { CriticalKV(options, kOneHead); }, {"CriticalKV", "first_stage", "1.5"}));
   options = options_of(3, 0.5);
-  options.epsilon = -1;
+  options.critical.epsilon = -1;
   EXPECT_TRUE(refuses([&] { CriticalKV(options, kOneHead); }, {"CriticalKV", "epsilon", "-1"}));
   options = options_of(3, 0.5);
   options.output_projection = nullptr;
@@ -192,7 +191,7 @@ TEST(CriticalKV, RefusesWhatItCannotUse) {
   factors_only->set_layer(0, &one);
   options.output_projection = factors_only;
   EXPECT_TRUE(refuses([&] { CriticalKV(options, kOneHead); }, {"CriticalKV", "keep_weight"}));
-  options.l2_norm = true;
+  options.critical.l2_norm = true;
   CriticalKV(options, kOneHead);
 }
 

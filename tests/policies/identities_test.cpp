@@ -477,11 +477,11 @@ TEST(Identities, CriticalKVOfOneStageIsItsBase) {
   const auto projection = output_projection();
   const auto critical = [&](double share) {
     return prompt_mask<kvevict::CriticalKV>(
-        {.base = snapkv, .first_stage = share, .output_projection = projection});
+        {.base = snapkv, .critical = {.first_stage = share}, .output_projection = projection});
   };
   const auto critical_ada = [&](double share) {
     return prompt_mask<kvevict::CriticalAdaKV>(
-        {.base = ada, .first_stage = share, .output_projection = projection});
+        {.base = ada, .critical = {.first_stage = share}, .output_projection = projection});
   };
   EXPECT_EQ(critical(1), prompt_mask<kvevict::SnapKV>(snapkv));
   EXPECT_NE(critical(.5), critical(1));

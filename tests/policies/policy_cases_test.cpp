@@ -141,7 +141,7 @@ kvevict::LaProxOptions laprox(std::size_t budget, GroupReading reading) {
 
 kvevict::CriticalKV::Options critical(std::size_t budget, bool l2_norm) {
   return {.base = {.budget = budget, .observation_window = 4},
-          .l2_norm = l2_norm,
+          .critical = {.l2_norm = l2_norm},
           .output_projection = output_projection()};
 }
 
@@ -261,10 +261,10 @@ template <class Options>
 Options twins(std::size_t budget) {
   Options options;
   options.budget = budget;
-  options.twin_similarity = .6;
-  options.twin_distance = 1;
-  options.twin_num_sinks = 1;
-  options.twin_recent = 2;
+  options.twins.similarity = .6;
+  options.twins.distance = 1;
+  options.twins.num_sink_tokens = 1;
+  options.twins.recent_window = 2;
   return options;
 }
 kvevict::TwinKVSnapKV::Options snap_twins(std::size_t budget) {

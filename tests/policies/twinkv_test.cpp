@@ -28,10 +28,10 @@ constexpr CacheShape kOneHead{.num_layers = 1, .num_q_heads = 1, .num_kv_heads =
 TwinKVKnorm::Options repaired(std::size_t budget, double similarity, std::size_t sinks = 0) {
   TwinKVKnorm::Options options;
   options.budget = budget;
-  options.twin_similarity = similarity;
-  options.twin_distance = 0;
-  options.twin_num_sinks = sinks;
-  options.twin_recent = 0;
+  options.twins.similarity = similarity;
+  options.twins.distance = 0;
+  options.twins.num_sink_tokens = sinks;
+  options.twins.recent_window = 0;
   return options;
 }
 /// A cache with these keys, the newest ones longer, so that Knorm keeps the first of them.
@@ -80,10 +80,10 @@ TEST(TwinKV, ATokenThatScoresNaNIsNotBroughtBack) {
   using Method = kvevict::Composed<kvevict::TwinKVOver<kvevict::ExternalScoresRecipe>>;
   Method::Options options;
   options.budget = 2;
-  options.twin_similarity = .95;
-  options.twin_distance = 0;
-  options.twin_num_sinks = 1;
-  options.twin_recent = 0;
+  options.twins.similarity = .95;
+  options.twins.distance = 0;
+  options.twins.num_sink_tokens = 1;
+  options.twins.recent_window = 0;
   kvevict::Policy<Method> policy(options, kOneHead);
   WindowCache cache = cache_of(keys);
   policy.append(3);
@@ -95,9 +95,9 @@ TEST(TwinKV, ATokenThatScoresNaNIsNotBroughtBack) {
 // Neighbours are no twins: within 2 slots nothing is compared.
 TEST(TwinKV, NeighboursAreNoTwins) {
   auto options = repaired(3, .9);
-  options.twin_distance = 2;
+  options.twins.distance = 2;
   EXPECT_EQ(kept_of(options, cache_of({{1}, {1}, {1}, {0, 1}})), "1110");
-  options.twin_distance = 1;
+  options.twins.distance = 1;
   EXPECT_EQ(kept_of(options, cache_of({{1}, {1}, {1}, {0, 1}})), "1101");
 }
 
@@ -105,9 +105,9 @@ TEST(TwinKV, NeighboursAreNoTwins) {
 TEST(TwinKV, TheNewestAreNoDonors) {
   auto options = repaired(2, .9);
   EXPECT_EQ(kept_of(options, cache_of({{1}, {1}, {0, 1}})), "101");
-  options.twin_recent = 2;
+  options.twins.recent_window = 2;
   EXPECT_EQ(kept_of(options, cache_of({{1}, {1}, {0, 1}})), "011");
-  options.twin_recent = 3;
+  options.twins.recent_window = 3;
   EXPECT_EQ(kept_of(options, cache_of({{1}, {1}, {0, 1}})), "110");
 }
 
@@ -198,10 +198,10 @@ TEST(TwinKV, RepairsWhateverSelectionItWraps) {
   options.budget = 60;
   options.num_sink_tokens = 2;
   options.recent_window = 5;
-  options.twin_similarity = .93;
-  options.twin_distance = 3;
-  options.twin_num_sinks = 4;
-  options.twin_recent = 10;
+  options.twins.similarity = .93;
+  options.twins.distance = 3;
+  options.twins.num_sink_tokens = 4;
+  options.twins.recent_window = 10;
   kvevict::AdaKVKnorm plain(options, kTwoHeads);
   Repaired repaired_policy(options, kTwoHeads);
   plain.append(200);

@@ -20,14 +20,48 @@
 
 KVEVICT_NAMESPACE_BEGIN
 
+/// The two stages over any scores.
+struct CriticalOptions {
+  double first_stage = 0.5;  ///< share of the budget that the scores themselves fill (alpha)
+  double epsilon = 1e-4;     ///< added to scores, in units of attention, whatever they are the sum
+                             ///< over; behind a part of a text that makes something else of them,
+                             ///< in units of that
+  bool l2_norm = false;      ///< |v W_O|_2 for |v W_O|_1: 2 hidden_size / head_dim times cheaper
+
+  /// Throws InvalidArgument, naming `where`.
+  void check(std::string_view where, const OutputProjection* projection,
+             const CacheShape& shape) const {
+    detail::require(first_stage >= 0.0 && first_stage <= 1.0, where, "first_stage", first_stage,
+                    "must be in [0, 1]");
+    detail::require(epsilon >= 0.0, where, "epsilon", epsilon, "must be >= 0");
+    check_value_factor(where, norm(), projection, shape, GroupReading::kMeanNorms);
+  }
+  [[nodiscard]] TwoStage<CriticalScores> stages(
+      std::shared_ptr<const OutputProjection> projection) const {
+    return {.first_share = Budget::keep_ratio(first_stage),
+            .second = {.epsilon = static_cast<float>(epsilon),
+                       .norm = norm(),
+                       .projection = std::move(projection)}};
+  }
+  template <class Visit>
+  void visit_options(Visit&& visit) {
+    visit("first_stage", first_stage);
+    visit("epsilon", epsilon);
+    visit("l2_norm", l2_norm);
+  }
+
+ private:
+  [[nodiscard]] ValueFactor norm() const noexcept {
+    return l2_norm ? ValueFactor::kProjected : ValueFactor::kProjectedL1;
+  }
+};
+
 template <class Base>
 struct CriticalKVOptions {
   typename Base::Options base = {};  ///< of the policy whose scores these are
-  double first_stage = 0.5;          ///< share of the budget that the base's scores fill (alpha)
+  CriticalOptions critical = {};
   bool first_stage_counts_window = false;  ///< a share of the budget with the protected entries,
                                            ///< which fill it first (kvpress); false: without them
-  double epsilon = 1e-4;  ///< added to scores; in units of attention, whatever the base sums over
-  bool l2_norm = false;   ///< |v W_O|_2 for |v W_O|_1: 2 hidden_size / head_dim times cheaper
   /// Of the model. The L1 norm needs the weight: OutputProjection with keep_weight.
   std::shared_ptr<const OutputProjection> output_projection = nullptr;
 };
@@ -53,25 +87,17 @@ struct CriticalKVRecipe : Base {
 
   static void check(const Options& options, const CacheShape& shape) {
     detail::check_recipe<Base>(options.base, shape);
-    detail::require(options.first_stage >= 0.0 && options.first_stage <= 1.0, kName, "first_stage",
-                    options.first_stage, "must be in [0, 1]");
-    detail::require(options.epsilon >= 0.0, kName, "epsilon", options.epsilon, "must be >= 0");
-    check_value_factor(kName, norm(options), options.output_projection.get(), shape,
-                       GroupReading::kMeanNorms);
+    options.critical.check(kName, options.output_projection.get(), shape);
   }
   static auto pipeline(const Options& options, const CacheShape& shape) {
     return Base::pipeline(options.base, shape);
   }
   static auto selector(const Options& options) {
     const Protection windows = Base::protection(options.base);
-    TwoStage<CriticalScores> stages{
-        .first_share = Budget::keep_ratio(options.first_stage),
-        .counted =
-            options.first_stage_counts_window ? windows.recent_window + windows.num_sink_tokens : 0,
-        .second = {.epsilon = static_cast<float>(options.epsilon *
-                                                 detail::rows_summed<Base>(options.base)),
-                   .norm = norm(options),
-                   .projection = options.output_projection}};
+    TwoStage<CriticalScores> stages = options.critical.stages(options.output_projection);
+    stages.second.epsilon *= static_cast<float>(detail::rows_summed<Base>(options.base));
+    if (options.first_stage_counts_window)
+      stages.counted = windows.recent_window + windows.num_sink_tokens;
     if constexpr (requires { Base::selector(options.base); }) {
       return TwoStageWithin(Base::selector(options.base), std::move(stages));
     } else {
@@ -93,15 +119,8 @@ struct CriticalKVRecipe : Base {
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
     Base::visit_options(options.base, visit);
-    visit("first_stage", options.first_stage);
+    options.critical.visit_options(visit);
     visit("first_stage_counts_window", options.first_stage_counts_window);
-    visit("epsilon", options.epsilon);
-    visit("l2_norm", options.l2_norm);
-  }
-
- private:
-  [[nodiscard]] static ValueFactor norm(const Options& options) noexcept {
-    return options.l2_norm ? ValueFactor::kProjected : ValueFactor::kProjectedL1;
   }
 };
 

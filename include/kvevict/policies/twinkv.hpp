@@ -17,11 +17,7 @@ KVEVICT_NAMESPACE_BEGIN
 /// What TwinKVOver adds to the options of the recipe below it.
 template <class Base>
 struct TwinKVOverOptions : Base::Options {
-  double twin_similarity = 0.85;   ///< cosine from which on a key stands for another (tau); depends
-                                   ///< on the model: 0.85 for Qwen3-4B, 0.90 for Llama-3.2-1B
-  std::size_t twin_distance = 32;  ///< slots within which keys are no twins (local window)
-  std::size_t twin_num_sinks = 4;  ///< first tokens that no swap takes away
-  std::size_t twin_recent = 64;    ///< newest tokens that no swap takes away
+  TwinRepairOptions twins = {};
 };
 
 /// Any other policy, its choice repaired (TwinKV, arXiv 2608.27128): a token that would go and has
@@ -40,29 +36,25 @@ struct TwinKVOver : Base {
 
   static void check(const Options& options, const CacheShape& shape) {
     detail::check_recipe<Base>(options, shape);
-    detail::require(options.twin_similarity >= -1.0 && options.twin_similarity <= 1.0, kName,
-                    "twin_similarity", options.twin_similarity, "must be in [-1, 1]");
+    options.twins.check(kName, "twin_");
     detail::require(Base::scope(options) == MaskScope::kHead, kName, "scope", 0,
                     "must be one set per KV head");
   }
   static auto selector(const Options& options) {
-    const TwinRepairOptions repair{.similarity = options.twin_similarity,
-                                   .num_sink_tokens = options.twin_num_sinks,
-                                   .recent_window = options.twin_recent};
-    const KeyTwins twins(options.twin_distance);
+    const KeyTwins twins(options.twins.distance);
     if constexpr (requires { Base::selector(options); }) {
-      return TwinRepair(Base::selector(options), twins, repair);
+      return TwinRepair(Base::selector(options), twins, options.twins);
     } else {
-      return TwinRepair(BestOfAll{}, twins, repair);
+      return TwinRepair(BestOfAll{}, twins, options.twins);
     }
   }
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
     Base::visit_options(options, visit);
-    visit("twin_similarity", options.twin_similarity);
-    visit("twin_distance", options.twin_distance);
-    visit("twin_num_sinks", options.twin_num_sinks);
-    visit("twin_recent", options.twin_recent);
+    visit("twin_similarity", options.twins.similarity);
+    visit("twin_distance", options.twins.distance);
+    visit("twin_num_sinks", options.twins.num_sink_tokens);
+    visit("twin_recent", options.twins.recent_window);
   }
 };
 
