@@ -113,7 +113,6 @@ set(KVEVICT_HEADERS
     include/kvevict/policies/twinkv.hpp
     include/kvevict/policies/value_weighted.hpp
     include/kvevict/policies/vase.hpp
-    include/kvevict/policies/window_voting.hpp
     include/kvevict/policies/workers.hpp
     include/kvevict/scoring/attention_columns.hpp
     include/kvevict/scoring/attention_rows.hpp
@@ -193,7 +192,6 @@ set(KVEVICT_HEADERS
     include/kvevict/scoring/weighted_rows.hpp
     include/kvevict/scoring/window_moments.hpp
     include/kvevict/scoring/window_removal.hpp
-    include/kvevict/scoring/window_vote.hpp
     include/kvevict/scoring/worst_case_attention.hpp
     include/kvevict/selection/chunk_quotas.hpp
     include/kvevict/selection/composite_ranks.hpp

@@ -65,7 +65,6 @@
 #include "kvevict/policies/twinkv.hpp"
 #include "kvevict/policies/value_weighted.hpp"
 #include "kvevict/policies/vase.hpp"
-#include "kvevict/policies/window_voting.hpp"
 #include "kvevict/scoring/output_error.hpp"
 #include "kvevict/scoring/query_statistics_bytes.hpp"
 #include "kvevict/scoring/replay_scores.hpp"

@@ -58,7 +58,6 @@
 #include "kvevict/policies/twinkv.hpp"
 #include "kvevict/policies/value_weighted.hpp"
 #include "kvevict/policies/vase.hpp"
-#include "kvevict/policies/window_voting.hpp"
 
 #include <concepts>
 #include <cstddef>

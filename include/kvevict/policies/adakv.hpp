@@ -9,7 +9,7 @@
 #include "kvevict/core/error.hpp"
 #include "kvevict/policies/composed.hpp"
 #include "kvevict/policies/key_geometry.hpp"
-#include "kvevict/policies/window_voting.hpp"
+#include "kvevict/policies/snapkv.hpp"
 #include "kvevict/scoring/attention_signals.hpp"
 #include "kvevict/scoring/group_reduce.hpp"
 #include "kvevict/scoring/pooling.hpp"
