@@ -18,6 +18,7 @@ set(rank_allocation 2)
 set(rank_selection 2)
 set(rank_option_text 2)
 set(rank_policies 3)
+set(rank_composition_additions 4)
 set(rank_composition_parts 4)
 set(rank_composition_text 4)
 set(rank_adapters 4)
@@ -29,7 +30,9 @@ set(rank_kvevict 5)
 # quotas that allocation defines; scores are what has a course over steps.
 set(same_rank_allowed "config>version" "element_type>config" "selection>allocation"
                       "temporal>scoring" "make_policy>any_policy"
-                      "composition_text>composition_parts" "make_policy>composition_parts" "make_policy>composition_text")
+                      "composition_parts>composition_additions" "composition_text>composition_additions"
+                      "composition_text>composition_parts" "make_policy>composition_additions"
+                      "make_policy>composition_parts" "make_policy>composition_text")
 
 set(kernel_headers_for_all kernels kernel_set half linalg q8_0)
 set(headers_nowhere iostream ranges regex format cstdio)

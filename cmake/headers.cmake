@@ -19,6 +19,7 @@ set(KVEVICT_HEADERS
     include/kvevict/allocation/whole_blocks.hpp
     include/kvevict/allocation/whole_prompts.hpp
     include/kvevict/any_policy.hpp
+    include/kvevict/composition_additions.hpp
     include/kvevict/composition_parts.hpp
     include/kvevict/composition_text.hpp
     include/kvevict/config.hpp

@@ -1,6 +1,7 @@
 #ifndef KVEVICT_COMPOSITION_TEXT_HPP_
 #define KVEVICT_COMPOSITION_TEXT_HPP_
 
+#include "kvevict/composition_additions.hpp"
 #include "kvevict/composition_parts.hpp"
 #include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"

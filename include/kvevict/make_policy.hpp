@@ -2,6 +2,7 @@
 #define KVEVICT_MAKE_POLICY_HPP_
 
 #include "kvevict/any_policy.hpp"
+#include "kvevict/composition_additions.hpp"
 #include "kvevict/composition_parts.hpp"
 #include "kvevict/composition_text.hpp"
 #include "kvevict/config.hpp"
