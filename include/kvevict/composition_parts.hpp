@@ -184,7 +184,8 @@ struct ChunksPart {
   }
 };
 
-/// The two stages of CriticalKV over any scores.
+/// The two stages of CriticalKV over any scores; in the place of CriticalKV's own where it is the
+/// policy. Epsilon is in units of attention there too.
 struct CriticalPart {
   static constexpr std::string_view kName = "critical";
   static constexpr PartKind kKind = PartKind::kSecondStage | PartKind::kReadsValues;

@@ -526,6 +526,31 @@ TEST(CompositionText, EpsilonOfCriticalIsInUnitsOfTheScores) {
             cut_prompt(make(snapkv + " + forward_max(width=1) + critical(epsilon=0.8)", model)));
 }
 
+// Where the policy has two stages already, the part's take their place, epsilon and all.
+TEST(CompositionText, CriticalTakesThePlaceOfStagesThatThePolicyHas) {
+  const ModelInfo model = with_output_projection();
+  const std::string options = "(budget=16,observation_window=8) + critical(first_stage=0,epsilon=";
+  for (const std::string& epsilon : {std::string("0.002)"), std::string("0.05)")}) {
+    EXPECT_EQ(cut_prompt(make("criticalkv" + options + epsilon, model)),
+              cut_prompt(make("snapkv" + options + epsilon, model)));
+  }
+  EXPECT_NE(cut_prompt(make("snapkv" + options + "0.05)", model)),
+            cut_prompt(make("snapkv" + options + "0.00625)", model)));  // an eighth
+}
+
+// Samples in steps 1, 5, 9, cuts in steps 4, 8: each cut goes by scores of three steps before.
+TEST(CompositionText, RefreshesAndCutsOfEqualIntervalsNeverMeet) {
+  AnyPolicy policy =
+      make("tova(budget=2) + temporal(refresh_interval=4) + schedule(decode_interval=4)");
+  policy.begin(4);
+  policy.append(4);
+  for (std::size_t t = 1; t < 10; ++t) {
+    policy.append(1);
+    EXPECT_EQ(policy.wants_cache(), t % 4 == 1);
+    EXPECT_EQ(policy.should_evict(), t % 4 == 0);
+  }
+}
+
 TEST(CompositionText, CopiesKeepTheirDescription) {
   AnyPolicy first = make("knorm + ada");
   const AnyPolicy second = first;

@@ -44,5 +44,12 @@ TEST(TwoStageWithin, LanesKeepAsManyAsTheCountsSay) {
             (std::vector<Slots>{{0, 1, 2, 3}, {2}}));
 }
 
+// Stages that say how many leave second scores behind; by those it would be 5, 4, 3 and then 0.
+TEST(TwoStageWithin, CountsThatRescoreChangeNoScore) {
+  const kvevict::TwoStageWithin<Stages, TurnedScores> within(
+      Stages(), Stages{.first_share = Budget::keep_ratio(.75)});
+  EXPECT_EQ(chosen(within, 4, {Lane({6, 5, 4, 3, 2, 1})}, 0)[0], (Slots{0, 1, 2, 5}));
+}
+
 }  // namespace
 }  // namespace kvevict_test

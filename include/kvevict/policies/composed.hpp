@@ -569,6 +569,9 @@ class Composed {
       !requires { &R::schedule; } || requires(const Options& o) { R::schedule(o); },
       "a recipe's schedule takes (options)");
   static_assert(
+      !requires { &R::num_rows_summed; } || requires(const Options& o) { R::num_rows_summed(o); },
+      "a recipe's num_rows_summed takes (options)");
+  static_assert(
       !requires { &R::scored_layer; } ||
           requires(const Options& o) { R::scored_layer(o, std::size_t{}); },
       "a recipe's scored_layer takes (options, layer)");

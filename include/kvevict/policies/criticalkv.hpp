@@ -109,6 +109,9 @@ struct CriticalKVRecipe : Base {
   static CutSchedule schedule(const Options& options) noexcept {
     return detail::schedule_of<Base>(options.base);
   }
+  static double num_rows_summed(const Options& options) noexcept {
+    return detail::rows_summed<Base>(options.base);
+  }
   static Protection protection(const Options& options) noexcept {
     return Base::protection(options.base);
   }

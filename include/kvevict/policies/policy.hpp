@@ -49,7 +49,8 @@ struct CutSchedule {
   bool cuts_prompts = true;         ///< false: the prompt stays whole until something is decoded,
                                     ///< for a policy that takes over from another one at its end
   std::size_t decode_interval = 1;  ///< behind a prompt, cut in every such step alone, counted in
-                                    ///< tokens since the prompt; ask in every step
+                                    ///< tokens since the prompt; ask in every step. RefreshSteps
+                                    ///< says how this meets scores that not every step renews
   std::size_t slack = 0;  ///< tokens per KV head above the budget that may gather before a cut, at
                           ///< the end of a prompt too
 };

@@ -31,10 +31,11 @@ struct LongFlowOptions {
 /// newest token. The authors free one slot per step and write the next token there: here the
 /// newest token still competes, as theirs does.
 ///
-/// A prompt above the budget is cut by the same score, that of its last row. The authors' code cuts
-/// prompts to one token less than the budget with a variant of SnapKV instead. To get theirs let
-/// such a policy select when the prompt ends, one set for each layer, and apply its mask to this
-/// one too: a cache that fits the budget is left alone until it grows.
+/// A prompt above the budget is cut by the same score, that of its last row; one that comes in
+/// chunks is cut wherever should_evict is asked, by the last row of the chunk. The authors' code
+/// cuts prompts to one token less than the budget with a variant of SnapKV instead. To get theirs
+/// let such a policy select when the prompt ends, one set for each layer, and apply its mask to
+/// this one too: a cache that fits the budget is left alone until it grows.
 struct LongFlowRecipe : CutsEveryStep {
   using Options = LongFlowOptions;
   static constexpr std::string_view kName = "LongFlow";

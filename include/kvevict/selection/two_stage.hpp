@@ -77,12 +77,15 @@ class TwoStageWithin {
     for (std::size_t l = 0; l < lanes.size(); ++l)
       safe_.push_back(num_safe(l));
     saved_.clear();
+    saved_scores_.clear();
     for (const ScoredLane& lane : lanes) {
+      saved_scores_.insert(saved_scores_.end(), lane.scores.begin(), lane.scores.end());
       saved_.insert(saved_.end(), lane.keep.begin(), lane.keep.end());
       saved_.insert(saved_.end(), lane.candidates.begin(), lane.candidates.end());
     }
     choose_counts();
     auto from = saved_.begin();
+    auto scores = saved_scores_.begin();
     for (std::size_t l = 0; l < lanes.size(); ++l) {
       const std::size_t chosen = detail::count_bits(lanes[l].keep);
       for (const std::span<std::uint64_t> words : {lanes[l].keep, lanes[l].candidates}) {
@@ -90,6 +93,10 @@ class TwoStageWithin {
         std::copy(from, end, words.begin());
         from = end;
       }
+      // Stages among the counts rescore.
+      const auto scores_end = scores + static_cast<std::ptrdiff_t>(lanes[l].scores.size());
+      std::copy(scores, scores_end, lanes[l].scores.begin());
+      scores = scores_end;
       stages_.choose(lanes.subspan(l, 1), chosen - detail::count_bits(lanes[l].keep), input,
                      safe_[l]);
     }
@@ -102,6 +109,7 @@ class TwoStageWithin {
   TwoStage<Second> stages_;
   // Scratch memory of choose.
   mutable std::vector<std::uint64_t> saved_;  // bits as they came
+  mutable std::vector<float> saved_scores_;   // likewise
   mutable std::vector<std::size_t> safe_;
 };
 

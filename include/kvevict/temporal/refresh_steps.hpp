@@ -14,6 +14,10 @@ KVEVICT_NAMESPACE_BEGIN
 /// In which steps behind a prompt what is known of tokens is renewed (InertiaKV, arXiv 2609.03515):
 /// t = 1, 1 + interval, 1 + 2 interval, .., or t = 1 alone. Steps are tokens: those that are
 /// appended together are steps one after another. A further prompt starts the count over.
+///
+/// A CutSchedule that cuts in every k-th step counts for itself: it cuts in steps k, 2k, .., which
+/// are none of these where k and the interval have a divisor in common. With k = interval each cut
+/// goes by what is interval - 1 steps old.
 struct RefreshSteps {
   std::size_t interval = 1;  ///< steps from one refresh to the next
   bool score_free = false;   ///< refresh in the first step after a prompt and never again, whatever
