@@ -379,6 +379,27 @@ TEST(Misuse, ACacheThatIsHandedOverTwiceCountsOnce) {
   EXPECT_EQ(scores(true), scores(false));
 }
 
+TEST(Misuse, ACacheIsWantedUntilItWasHandedOver) {
+  Cache cache;
+  EpiKVKey policy({.budget = 32, .recent_window = 1, .window = 4}, kShape);
+  EXPECT_TRUE(policy.wants_cache());
+  policy.begin(3);
+  policy.observe_cache(cache.view(3));
+  EXPECT_FALSE(policy.wants_cache());
+  policy.end_prefill(cache.view(3));
+  EXPECT_FALSE(policy.wants_cache());
+  policy.append(1);
+  EXPECT_TRUE(policy.wants_cache());
+  policy.observe_cache(cache.view(4));
+  policy.begin(2);  // in one piece: the next call appends it
+  EXPECT_TRUE(policy.wants_cache());
+  policy.observe_cache(cache.view(6));
+  EXPECT_FALSE(policy.wants_cache());
+  policy.reset();
+  EXPECT_TRUE(policy.wants_cache());
+  EXPECT_EQ(policy.counters().missing_signals, 0U);
+}
+
 // Without a stride the rows lie side by side; one that makes rows overlap would score them alike.
 TEST(Misuse, ShapesOfHiddenRowsAreChecked) {
   const std::vector<float> hidden = {0, 1, 3, 2, 5, 4, 1, 1};  // four rows of two

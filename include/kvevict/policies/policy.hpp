@@ -358,7 +358,7 @@ class Policy {
       if (!wants_cache())
         return;
       append_implied();
-      if (step_len() == 0 || cache_observed_)
+      if (step_len() == 0)
         return;
       const ViewRef ref = as_view_ref(view);
       checks().check_view(ref, required_inputs());
@@ -367,8 +367,10 @@ class Policy {
           method_.observe_cache(ScoreInput{ref, sequence_, *kernel_, workers_.scratch()});
     }
   }
-  /// Whether observe_cache does anything in this step.
+  /// Whether observe_cache does anything in this step: no longer once it did.
   [[nodiscard]] bool wants_cache() const noexcept {
+    if (cache_observed_ && sequence_.implied_append() == 0)
+      return false;
     if constexpr (requires { method_.wants_cache(sequence_); }) {
       return method_.wants_cache(sequence_);
     } else {
@@ -495,6 +497,7 @@ class Policy {
     selection_.forget_padding();
     prefill_ended_ = false;
     step_open_ = false;
+    cache_observed_ = false;
     std::fill(scored_.begin(), scored_.end(), std::uint8_t{0});
     counters_ = {};
   }
@@ -627,7 +630,7 @@ class Policy {
     if (!step_open_)
       return;
     step_open_ = false;
-    if (wants_cache() && !cache_observed_)
+    if (wants_cache())
       ++counters_.missing_signals;
     if constexpr (kAttentionUse != AttentionUse::kNone) {
       for (std::size_t layer = 0; layer < shape_.num_layers; ++layer) {
@@ -670,7 +673,7 @@ class Policy {
   std::size_t max_rollback_;
   bool prefill_ended_ = false;          // end_prefill came, no mask was applied since
   bool step_open_ = false;              // appended, and nothing since that ends the step
-  bool cache_observed_ = false;         // in the open step
+  bool cache_observed_ = false;         // in the newest step
   std::vector<std::uint8_t> observed_;  // [num_layers] attention of the open step
   std::vector<std::uint8_t> scored_;    // [num_layers] since the newest firing; empty: not wanted
   mutable detail::Workers workers_;     // memory kept between calls
