@@ -68,6 +68,22 @@ TEST(LateScores, BecomeFinalWithTheMaskOnly) {
   EXPECT_FALSE(scores.is_frozen(1));
 }
 
+// Whichever slots it keeps: it is the eviction that makes the newest proposals final, once.
+TEST(LateScores, BecomeFinalUnderAMaskOfTheEnginesOwn) {
+  LateScores scores(kShape);
+  scores.append(3);
+  scores.apply(mask_of({true, true, true}));  // no selection before it
+  EXPECT_FALSE(scores.is_frozen(0));
+  scores.clear_proposals();
+  scores.propose(0, 5.0F);
+  scores.propose(2, 7.0F);
+  scores.apply(mask_of({false, true, true}));  // the selection would have evicted another one
+  EXPECT_FALSE(scores.is_frozen(0));           // slot 1 until then, which was no candidate
+  EXPECT_EQ(scores.values()[1], 7.0F);
+  scores.apply(mask_of({true, true}));  // a second mask after the same selection
+  EXPECT_FALSE(scores.is_frozen(0));
+}
+
 TEST(LateScores, NeverChangeOnceFinal) {
   LateScores scores(kShape);
   scores.append(2);

@@ -23,8 +23,8 @@ KVEVICT_NAMESPACE_BEGIN
 /// (LagDeviation). For one set of tokens for the whole model: [1, seq_len].
 ///
 /// Scored anew for each selection, or, if `frozen`, kept from the first one at which the token may
-/// be chosen and that is applied. A temporal rule over it takes its samples outside of selections
-/// and freezes nothing.
+/// be chosen and that a mask follows (LateScores). A temporal rule over it takes its samples
+/// outside of selections and freezes nothing.
 template <bool kWithValues>
 class LagDeviationScores {
  public:

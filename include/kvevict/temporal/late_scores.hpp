@@ -18,8 +18,10 @@
 KVEVICT_NAMESPACE_BEGIN
 
 /// Scores of a cache with one lane that are frozen at an eviction instead of at birth: selection
-/// proposes them and the mask that follows makes them final. A selection that is not applied
-/// leaves no trace (rule R11).
+/// proposes them and the mask that follows makes them final, whoever made it: a projection, an
+/// engine that changes the selection's mask or has one of its own. A selection that no mask follows
+/// before the cache changes (append, truncate, reset) leaves no trace (rule R11), and a mask that
+/// no selection comes before freezes nothing.
 class LateScores {
  public:
   explicit LateScores(const CacheShape& shape) : scores_(shape, MaskScope::kModel) {}
