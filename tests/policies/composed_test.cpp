@@ -1,6 +1,7 @@
 // The grammar: stages run in the order in which they are written.
 #include "kvevict/policies/composed.hpp"
 
+#include "kvevict/allocation/budget_tables.hpp"
 #include "kvevict/scoring/cache_signals.hpp"
 #include "kvevict/scoring/pipeline.hpp"
 #include "kvevict/scoring/stages.hpp"
@@ -184,6 +185,35 @@ TEST(Composed, ATableOfAnAllocationLivesAsLongAsThePolicy) {
   const KeepMask& mask = copy.select(cache.view());
   EXPECT_EQ(mask.count(0, 0), 1U);
   EXPECT_EQ(mask.count(0, 1), 2U);
+}
+
+/// A table of layers that is scaled to the length of a prompt.
+struct LayersRecipe : CutsByCacheScore {
+  static constexpr std::string_view kName = "Layers";
+  static auto pipeline(const Options& /*options*/, const CacheShape& shape) {
+    return Pipeline(KeyNorm(shape));
+  }
+  static auto allocator(const Options& options, const CacheShape& shape) {
+    return LayerTable(kName, "layers", shape, options.budget, 0, {3});
+  }
+};
+/// Heads compete; all else is as there.
+struct SharedLayersRecipe : LayersRecipe {
+  static constexpr std::string_view kName = "SharedLayers";
+  static auto allocator(const Options& options, const CacheShape& shape) {
+    return detail::EditedAllocator(LayersRecipe::allocator(options, shape),
+                                   detail::SetCompetition{Competition::kLayer});
+  }
+};
+TEST(Composed, RefusesAnAllocatorOfPromptsWhereMoreThanPromptsIsCut) {
+  EXPECT_TRUE(kvevict_test::refuses(
+      [] { static_cast<void>(Policy<Composed<LayersRecipe>>({.budget = 3}, kTwoHeads)); },
+      {"Layers: trigger", "must be kPrefillEnd"}));
+  EXPECT_TRUE(kvevict_test::refuses(
+      [] { static_cast<void>(Policy<Composed<SharedLayersRecipe>>({.budget = 3}, kTwoHeads)); },
+      {"SharedLayers: trigger", "must be kPrefillEnd"}));
+  EXPECT_NO_THROW(static_cast<void>(
+      Policy<Composed<LayersRecipe>>({.budget = 3, .only_at_prefill_end = true}, kTwoHeads)));
 }
 
 /// Inertia has one score per token for the whole model.

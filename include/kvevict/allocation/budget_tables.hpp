@@ -44,10 +44,12 @@ inline void check_numbers(std::string_view where, std::string_view field,
 ///   max(table_l B / sum table - w, 0), then scaled so that all of it adds up to L (C - w).
 ///
 /// As an allocator, like HeadTable and PyramidBudgets, of the length of the newest prompt: for
-/// recipes that cut prompts once (CutsPrompts). Others ask budgets(len) for the length that they
-/// mean.
+/// recipes that cut prompts once (CutsPrompts), others are refused. Those ask budgets(len) for the
+/// length that they mean.
 class LayerTable {
  public:
+  static constexpr bool kOfPrompts = true;
+
   /// @param where  what errors name, and `field` in it
   /// @param table  tokens per KV head of each layer, the window included; empty: all equal
   LayerTable(std::string_view where, std::string_view field, const CacheShape& shape,
@@ -90,6 +92,8 @@ class LayerTable {
 ///   share = floor(b / beta), pool = share L H, cap_h = score_h pool + b - share.
 class HeadTable {
  public:
+  static constexpr bool kOfPrompts = true;
+
   /// @param where     what errors name, and `field` in it
   /// @param scores    [layers * KV heads], or [layers * query heads], whose groups' means count;
   ///                  empty: all equal

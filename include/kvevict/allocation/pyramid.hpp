@@ -33,6 +33,8 @@ enum class PyramidRounding : std::uint8_t {
 /// One layer, and a prompt shorter than 2b: all equal.
 class PyramidBudgets {
  public:
+  static constexpr bool kOfPrompts = true;
+
   /// @param beta         >= 1; 1: all layers have the same
   /// @param competition  kLayer: the heads of a layer compete for its budgets
   PyramidBudgets(const CacheShape& shape, const Budget& budget, std::size_t window, double beta,

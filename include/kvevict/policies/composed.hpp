@@ -58,8 +58,10 @@ concept Recipe = requires(const typename R::Options& options, const CacheShape& 
   R::pipeline(options, shape);
 };
 
-/// Who gets how much, where it depends on more than the options. Optional: state(), begin(). One
-/// that goes by what was observed has allocation(sequence, signal) and reads the pipeline's signal.
+/// Who gets how much, where it depends on more than the options. Optional: state(), begin();
+/// kOfPrompts, true where it goes by the length of prompts, for recipes of Trigger::kPrefillEnd
+/// alone. One that goes by what was observed has allocation(sequence, signal) and reads the
+/// pipeline's signal.
 template <class A, class S>
 concept Allocator = requires(const A& allocator, const Sequence& sequence) {
   { allocator.allocation(sequence) } -> std::same_as<Allocation>;
@@ -209,10 +211,21 @@ template <class R>
     return FixedAllocation({.budget = options.budget});
   }
 }
+/// Whether an allocator goes by the length of prompts; not where it does not say so.
+template <class A>
+[[nodiscard]] consteval bool is_of_prompts() {
+  if constexpr (requires { A::kOfPrompts; }) {
+    return A::kOfPrompts;
+  } else {
+    return false;
+  }
+}
 /// A recipe's allocator whose allocations another recipe changes: edit(allocation, sequence).
 template <class Base, class Edit>
 class EditedAllocator {
  public:
+  static constexpr bool kOfPrompts = is_of_prompts<Base>();
+
   EditedAllocator(Base base, Edit edit) : base_(std::move(base)), edit_(std::move(edit)) {}
 
   [[nodiscard]] Allocation allocation(const Sequence& sequence) const noexcept requires
@@ -508,6 +521,11 @@ class Composed {
                       "cuts_prompts", 0, "must be 1 where only_at_prefill_end is");
     }
     detail::check_recipe<R>(options, shape);
+    if constexpr (detail::is_of_prompts<Budgets>()) {
+      detail::require(R::trigger(options) == Trigger::kPrefillEnd, R::kName, "trigger",
+                      static_cast<int>(R::trigger(options)),
+                      "must be kPrefillEnd: its allocator goes by the length of prompts");
+    }
     // A signal of one set of tokens has one array for all lanes.
     if constexpr (requires { Signal::kScope; })
       check_scope(Signal::kScope, options);
