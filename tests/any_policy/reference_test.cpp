@@ -1,6 +1,9 @@
-// The tables of policies/README.md against what the policies say of themselves and store. That the
-// tables are those of the headers is checked by cmake/check_reference.cmake.
+// The tables of policies/README.md against what the policies say of themselves and store, and the
+// README's table of parts. That the tables of policies are those of the headers is checked by
+// cmake/check_reference.cmake.
+#include "kvevict/composition_parts.hpp"
 #include "kvevict/make_policy.hpp"
+#include "kvevict/option_text.hpp"
 #include "support/count_allocations.hpp"
 #include "support/window_cache.hpp"
 
@@ -256,6 +259,52 @@ TEST(Reference, EveryNumberAmongTheOptionsHasToBeOne) {
     });
   });
   EXPECT_GT(num_options, 40U);
+}
+
+/// "name(option=default,..)" of a part, a table without one as "..", and in `names` what its enums
+/// may be.
+template <class Part>
+std::string signature_of(std::vector<std::string>& names) {
+  typename Part::Options options;
+  std::string text(Part::kName);
+  char before = '(';
+  Part::visit_options(options, [&](std::string_view name, auto& option) {
+    const std::string value = detail::option_text(option);
+    text.append(1, before).append(name).append("=").append(value.empty() ? ".." : value);
+    before = ',';
+    if constexpr (std::is_enum_v<std::remove_cvref_t<decltype(option)>>) {
+      for (const auto& enumerator : enum_names(option))
+        names.emplace_back(enumerator.first);
+    }
+  });
+  return before == '(' ? text : text + ")";
+}
+template <class... Parts>
+void check_parts(detail::PartList<Parts...> /*parts*/, std::vector<std::string>& rows) {
+  const auto check = [&]<class Part>(std::type_identity<Part>) {
+    std::vector<std::string> names;
+    const std::string row = "| `" + signature_of<Part>(names) + "` |";
+    const auto found = std::find_if(rows.begin(), rows.end(),
+                                    [&](const std::string& line) { return line.starts_with(row); });
+    ASSERT_NE(found, rows.end()) << row;
+    for (const std::string& name : names)
+      EXPECT_NE(found->find("`" + name + "`", row.size()), std::string::npos) << row << " " << name;
+    rows.erase(found);
+  };
+  (check(std::type_identity<Parts>{}), ...);
+}
+
+TEST(Reference, TheTableOfPartsHasAllOfTheirOptionsWithTheirDefaults) {
+  std::vector<std::string> rows;
+  std::ifstream file("README.md");
+  std::string line;
+  while (std::getline(file, line) && !line.starts_with("| part, with its defaults |"))
+    continue;
+  std::getline(file, line);  // the rule under the head
+  while (std::getline(file, line) && line.starts_with("|"))
+    rows.push_back(line);
+  check_parts(detail::NamedParts{}, rows);
+  EXPECT_TRUE(rows.empty()) << rows.front();
 }
 
 TEST(Reference, PromptsAreTouchedUnlessTheyAreProtectedWhole) {
