@@ -975,7 +975,7 @@ KVEVICT_AVX2 inline std::size_t add_rows(const float* factors, const float* x,
                                          std::size_t n, float* y) noexcept {
   constexpr std::size_t kRowsAtATime = 8;  // more at once are more than a processor foresees
   const std::size_t before = floats_to_aligned(y, n);
-  std::size_t total = scalar::add_rows(factors, x, row_stride, num_rows, before, y);
+  std::size_t total = scalar::add_rows_by<scalar::add>(factors, x, row_stride, num_rows, before, y);
   const std::size_t last = before + (n - before) / kLanes * kLanes;
   for (std::size_t r = 0; r < num_rows; r += kRowsAtATime) {
     const float* const rows = x + static_cast<std::ptrdiff_t>(r) * row_stride;
@@ -985,7 +985,8 @@ KVEVICT_AVX2 inline std::size_t add_rows(const float* factors, const float* x,
       add_rows_eight(factors + r, rows + i, row_stride, count_rows, y + i, skipped);
     total += count(skipped);
   }
-  return total + scalar::add_rows(factors, x + last, row_stride, num_rows, n - last, y + last);
+  return total + scalar::add_rows_by<scalar::add>(factors, x + last, row_stride, num_rows, n - last,
+                                                  y + last);
 }
 
 KVEVICT_AVX2 inline std::size_t add_squared(float factor, const float* x, std::size_t n,

@@ -367,14 +367,6 @@ inline std::size_t add(float factor, const float* x, std::size_t n, float* y) no
   return skipped + scalar::add(factor, x + i, n - i, y + i);
 }
 
-inline std::size_t add_rows(const float* factors, const float* x, std::ptrdiff_t row_stride,
-                            std::size_t num_rows, std::size_t n, float* y) noexcept {
-  std::size_t skipped = 0;
-  for (std::size_t r = 0; r < num_rows; ++r)
-    skipped += add(factors[r], x + static_cast<std::ptrdiff_t>(r) * row_stride, n, y);
-  return skipped;
-}
-
 inline std::size_t add_squared(float factor, const float* x, std::size_t n, float* y) noexcept {
   std::size_t skipped = 0;
   std::size_t i = 0;
@@ -446,7 +438,7 @@ inline constexpr KernelSet kSet{
     .soft_cap = soft_cap,
     .exp_shifted = exp_shifted,
     .add = add,
-    .add_rows = add_rows,
+    .add_rows = scalar::add_rows_by<add>,
     .add_squared = add_squared,
     .add_product = add_product,
     .take_max = take_max,
