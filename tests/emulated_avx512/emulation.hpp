@@ -16,6 +16,7 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -23,6 +24,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <string_view>
 
 // What has a register of AVX2 as argument or result; lambdas in it have none.
@@ -68,6 +70,9 @@ template <class R, class Compute>
 [[nodiscard]] inline F32x16 set1_ps(float x) {
   return make<F32x16>([=](std::size_t) { return x; });
 }
+[[nodiscard]] inline I32x16 set1_epi32(std::int32_t x) {
+  return make<I32x16>([&](std::size_t) { return static_cast<std::uint32_t>(x); });
+}
 [[nodiscard]] inline F64x8 set1_pd(double x) {
   return make<F64x8>([=](std::size_t) { return x; });
 }
@@ -90,6 +95,15 @@ inline void mask_storeu_ps(void* to, std::uint32_t mask, const F32x16& x) {
 }
 inline void storeu_ps(void* to, const F32x16& x) {
   mask_storeu_ps(to, 0xFFFF, x);
+}
+inline void mask_storeu_epi32(void* to, std::uint32_t mask, const I32x16& x) {
+  for (std::size_t i = 0; i < 16; ++i) {
+    if (in(mask, i))
+      std::memcpy(static_cast<std::byte*>(to) + 4 * i, &x.lanes[i], 4);
+  }
+}
+inline void store_si512(void* to, const I32x16& x) {
+  mask_storeu_epi32(to, 0xFFFF, x);
 }
 [[nodiscard]] KVEVICT_TEST_AVX2 inline __m256i maskz_loadu_epi16(std::uint32_t mask,
                                                                  const void* from) {
@@ -128,6 +142,14 @@ inline void storeu_ps(void* to, const F32x16& x) {
 [[nodiscard]] inline I32x16 maskz_slli_epi32(std::uint32_t mask, const I32x16& x, unsigned bits) {
   return make(I32x16{}, mask, [&](std::size_t i) { return x.lanes[i] << bits; });
 }
+[[nodiscard]] inline I32x16 maskz_srai_epi32(std::uint32_t mask, const I32x16& x, unsigned bits) {
+  return make(I32x16{}, mask, [&](std::size_t i) {
+    return static_cast<std::uint32_t>(static_cast<std::int32_t>(x.lanes[i]) >> bits);
+  });
+}
+[[nodiscard]] inline I32x16 castps_si512(const F32x16& x) {
+  return std::bit_cast<I32x16>(x);
+}
 [[nodiscard]] inline F32x16 castsi512_ps(const I32x16& x) {
   return std::bit_cast<F32x16>(x);
 }
@@ -150,10 +172,13 @@ KVEVICT_TEST_BINARY(mul_ps, F32x16, x* y)
 KVEVICT_TEST_BINARY(div_ps, F32x16, x / y)
 KVEVICT_TEST_BINARY(add_pd, F64x8, x + y)
 KVEVICT_TEST_BINARY(sub_pd, F64x8, x - y)
-KVEVICT_TEST_BINARY(div_pd, F64x8, x / y)
+KVEVICT_TEST_BINARY(mul_pd, F64x8, x* y)
 // The second operand where one is NaN or both are zero.
 KVEVICT_TEST_BINARY(max_ps, F32x16, (x > y ? x : y))
 KVEVICT_TEST_BINARY(min_ps, F32x16, (x < y ? x : y))
+KVEVICT_TEST_BINARY(or_si512, I32x16, x | y)
+KVEVICT_TEST_BINARY(xor_si512, I32x16, x ^ y)
+KVEVICT_TEST_BINARY(min_epu32, I32x16, std::min(x, y))
 #undef KVEVICT_TEST_BINARY
 
 template <class R>
@@ -169,6 +194,29 @@ template <class R>
 [[nodiscard]] inline F32x16 mask_sub_ps(const F32x16& rest, std::uint32_t mask, const F32x16& a,
                                         const F32x16& b) {
   return blend(rest, mask, sub_ps(a, b));
+}
+[[nodiscard]] inline F32x16 mask_add_ps(const F32x16& rest, std::uint32_t mask, const F32x16& a,
+                                        const F32x16& b) {
+  return blend(rest, mask, add_ps(a, b));
+}
+[[nodiscard]] inline F32x16 maskz_sub_ps(std::uint32_t mask, const F32x16& a, const F32x16& b) {
+  return blend(F32x16{}, mask, sub_ps(a, b));
+}
+[[nodiscard]] inline F64x8 maskz_sub_pd(std::uint32_t mask, const F64x8& a, const F64x8& b) {
+  return blend(F64x8{}, mask, sub_pd(a, b));
+}
+[[nodiscard]] inline I32x16 maskz_mov_epi32(std::uint32_t mask, const I32x16& x) {
+  return blend(I32x16{}, mask, x);
+}
+[[nodiscard]] inline I32x16 maskz_xor_epi32(std::uint32_t mask, const I32x16& a, const I32x16& b) {
+  return blend(I32x16{}, mask, xor_si512(a, b));
+}
+[[nodiscard]] inline I32x16 mask_min_epu32(const I32x16& rest, std::uint32_t mask, const I32x16& a,
+                                           const I32x16& b) {
+  return blend(rest, mask, min_epu32(a, b));
+}
+[[nodiscard]] inline I32x16 maskz_min_epu32(std::uint32_t mask, const I32x16& a, const I32x16& b) {
+  return blend(I32x16{}, mask, min_epu32(a, b));
 }
 [[nodiscard]] inline F32x16 maskz_mul_ps(std::uint32_t mask, const F32x16& a, const F32x16& b) {
   return blend(F32x16{}, mask, mul_ps(a, b));
@@ -229,6 +277,12 @@ template <class R>
       case _CMP_GT_OQ:
         holds = x > y;
         break;
+      case _CMP_NEQ_UQ:
+        holds = !(x == y);
+        break;
+      case _CMP_NLT_UQ:
+        holds = !(x < y);
+        break;
       case _CMP_NLE_UQ:
         holds = !(x <= y);
         break;
@@ -245,6 +299,23 @@ template <class R>
       result |= 1U << i;
   }
   return result;
+}
+template <class Holds>
+[[nodiscard]] std::uint32_t mask_of(std::uint32_t mask, Holds&& holds) {
+  std::uint32_t result = 0;
+  for (std::size_t i = 0; i < 16; ++i)
+    result |= in(mask, i) && holds(i) ? 1U << i : 0U;
+  return result;
+}
+[[nodiscard]] inline std::uint16_t mask_cmpgt_epu32_mask(std::uint32_t mask, const I32x16& a,
+                                                         const I32x16& b) {
+  return static_cast<std::uint16_t>(
+      mask_of(mask, [&](std::size_t i) { return a.lanes[i] > b.lanes[i]; }));
+}
+[[nodiscard]] inline std::uint16_t mask_cmpge_epu32_mask(std::uint32_t mask, const I32x16& a,
+                                                         const I32x16& b) {
+  return static_cast<std::uint16_t>(
+      mask_of(mask, [&](std::size_t i) { return a.lanes[i] >= b.lanes[i]; }));
 }
 [[nodiscard]] inline std::uint32_t cmp_ps_mask(const F32x16& a, const F32x16& b, int predicate) {
   return mask_cmp_ps_mask(0xFFFF, a, b, predicate);
@@ -287,6 +358,19 @@ template <class R>
   __m256 result;
   std::memcpy(&result, lanes.data(), sizeof result);
   return result;
+}
+// The upper lanes are undefined in the original.
+[[nodiscard]] KVEVICT_TEST_AVX2 inline F32x16 castps256_ps512(__m256 x) {
+  const auto lanes = std::bit_cast<std::array<float, 8>>(x);
+  return make(set1_ps(std::numeric_limits<float>::quiet_NaN()), 0xFF,
+              [&](std::size_t i) { return lanes[i]; });
+}
+[[nodiscard]] KVEVICT_TEST_AVX2 inline F32x16 maskz_insertf32x8(std::uint32_t mask,
+                                                                const F32x16& rest, __m256 x,
+                                                                std::size_t half) {
+  const auto lanes = std::bit_cast<std::array<float, 8>>(x);
+  return make(F32x16{}, mask,
+              [&](std::size_t i) { return i / 8 == half ? lanes[i % 8] : rest.lanes[i]; });
 }
 // Quarter q of the result is quarter (control >> 2q) & 3 of a (q < 2) or b.
 [[nodiscard]] inline F32x16 maskz_shuffle_f32x4(std::uint32_t mask, const F32x16& a,
@@ -365,19 +449,26 @@ template <class R>
 #define _mm512_abs_ps emulated::abs_ps
 #define _mm512_add_pd emulated::add_pd
 #define _mm512_add_ps emulated::add_ps
+#define _mm512_castps256_ps512 emulated::castps256_ps512
+#define _mm512_castps_si512 emulated::castps_si512
 #define _mm512_castsi512_ps emulated::castsi512_ps
 #define _mm512_cmp_ps_mask(a, b, predicate) \
   static_cast<__mmask16>(emulated::cmp_ps_mask(a, b, predicate))
-#define _mm512_div_pd emulated::div_pd
 #define _mm512_div_ps emulated::div_ps
 #define _mm512_fmadd_pd emulated::fmadd_pd
 #define _mm512_fmadd_ps emulated::fmadd_ps
 #define _mm512_fnmadd_ps emulated::fnmadd_ps
+#define _mm512_load_ps emulated::loadu_ps
 #define _mm512_loadu_ps emulated::loadu_ps
+#define _mm512_mask_add_ps emulated::mask_add_ps
 #define _mm512_mask_cmp_ps_mask(mask, a, b, predicate) \
   static_cast<__mmask16>(emulated::mask_cmp_ps_mask(mask, a, b, predicate))
+#define _mm512_mask_cmpge_epu32_mask emulated::mask_cmpge_epu32_mask
+#define _mm512_mask_cmpgt_epu32_mask emulated::mask_cmpgt_epu32_mask
 #define _mm512_mask_max_ps emulated::mask_max_ps
+#define _mm512_mask_min_epu32 emulated::mask_min_epu32
 #define _mm512_mask_mov_ps emulated::mask_mov_ps
+#define _mm512_mask_storeu_epi32 emulated::mask_storeu_epi32
 #define _mm512_mask_storeu_ps emulated::mask_storeu_ps
 #define _mm512_mask_sub_ps emulated::mask_sub_ps
 #define _mm512_maskz_cvtepi32_ps emulated::maskz_cvtepi32_ps
@@ -389,22 +480,33 @@ template <class R>
 #define _mm512_maskz_extractf32x4_ps emulated::maskz_extractf32x4_ps
 #define _mm512_maskz_extractf32x8_ps emulated::maskz_extractf32x8_ps
 #define _mm512_maskz_extractf64x4_pd emulated::maskz_extractf64x4_pd
+#define _mm512_maskz_insertf32x8 emulated::maskz_insertf32x8
 #define _mm512_maskz_loadu_ps emulated::maskz_loadu_ps
 #define _mm512_maskz_max_ps emulated::maskz_max_ps
+#define _mm512_maskz_min_epu32 emulated::maskz_min_epu32
 #define _mm512_maskz_min_ps emulated::maskz_min_ps
+#define _mm512_maskz_mov_epi32 emulated::maskz_mov_epi32
 #define _mm512_maskz_mov_ps emulated::maskz_mov_ps
 #define _mm512_maskz_mul_ps emulated::maskz_mul_ps
 #define _mm512_maskz_roundscale_ps emulated::maskz_roundscale_ps
 #define _mm512_maskz_scalef_ps emulated::maskz_scalef_ps
+#define _mm512_maskz_shuffle_f32x4 emulated::maskz_shuffle_f32x4
+#define _mm512_maskz_shuffle_ps emulated::maskz_shuffle_ps
 #define _mm512_maskz_slli_epi32 emulated::maskz_slli_epi32
+#define _mm512_maskz_srai_epi32 emulated::maskz_srai_epi32
+#define _mm512_maskz_sub_pd emulated::maskz_sub_pd
+#define _mm512_maskz_sub_ps emulated::maskz_sub_ps
+#define _mm512_maskz_xor_epi32 emulated::maskz_xor_epi32
+#define _mm512_mul_pd emulated::mul_pd
 #define _mm512_mul_ps emulated::mul_ps
+#define _mm512_or_si512 emulated::or_si512
+#define _mm512_set1_epi32 emulated::set1_epi32
 #define _mm512_set1_pd emulated::set1_pd
 #define _mm512_set1_ps emulated::set1_ps
 #define _mm512_setzero_pd emulated::setzero_pd
 #define _mm512_setzero_ps emulated::setzero_ps
-#define _mm512_maskz_shuffle_f32x4 emulated::maskz_shuffle_f32x4
-#define _mm512_maskz_shuffle_ps emulated::maskz_shuffle_ps
 #define _mm512_store_ps emulated::storeu_ps
+#define _mm512_store_si512 emulated::store_si512
 #define _mm512_storeu_ps emulated::storeu_ps
 #define _mm512_sub_pd emulated::sub_pd
 #define _mm512_sub_ps emulated::sub_ps
