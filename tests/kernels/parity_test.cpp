@@ -183,8 +183,9 @@ TEST_P(Kernels, SetSaysWhichItIs) {
 TEST_P(Kernels, RowDotsMatchDoubleForEveryDimTypeAndCount) {
   for (const ElementType type : kTypes) {
     for (const std::size_t dim : dims_of(type)) {
-      for (const std::size_t num_rows : {1U, 4U, 7U}) {
-        for (const std::size_t num_queries : {1U, 4U, 6U}) {
+      // Blocks of eight and sixteen rows, of two and four queries, and what is left of them.
+      for (const std::size_t num_rows : {1U, 4U, 7U, 8U, 17U, 33U}) {
+        for (const std::size_t num_queries : {1U, 2U, 3U, 4U, 7U}) {
           const StoredRows rows(num_rows, dim, type, Values::kUniform, 7);
           const std::vector<float> queries = make(num_queries * (dim + 3), Values::kUniform, 3);
           std::vector<float> out(num_queries * (num_rows + 2), kGuard);
@@ -555,15 +556,16 @@ TEST_P(Kernels, HalfPrecisionRowsDoNotOverflow) {
 TEST_P(Kernels, ProjectedNormsMatchDouble) {
   for (const ElementType type : kTypes) {
     for (const std::size_t dim : dims_of(type)) {
-      const StoredRows rows(11, dim, type, Values::kUniform, 31);
+      constexpr std::size_t kRows = 27;  // blocks of six and of twelve, and what is left of them
+      const StoredRows rows(kRows, dim, type, Values::kUniform, 31);
       std::vector<float> factor = make(dim * dim, Values::kUniform, 37);
       for (std::size_t row = 0; row < dim; ++row) {
         for (std::size_t col = row + 1; col < dim; ++col)
           factor[row * dim + col] = 0.0F;
       }
-      std::vector<float> out(12, kGuard);
+      std::vector<float> out(kRows + 1, kGuard);
       set().projected_norms(factor.data(), rows.block, out.data());
-      for (std::size_t r = 0; r < 11; ++r) {
+      for (std::size_t r = 0; r < kRows; ++r) {
         double squares = 0;
         for (std::size_t j = 0; j < dim; ++j) {
           double sum = 0;
@@ -576,7 +578,28 @@ TEST_P(Kernels, ProjectedNormsMatchDouble) {
         EXPECT_NEAR(static_cast<double>(out[r]), std::sqrt(squares), 4e-6 * std::sqrt(squares))
             << dim;
       }
-      EXPECT_EQ(out[11], kGuard);
+      EXPECT_EQ(out[kRows], kGuard);
+    }
+  }
+}
+
+// Zeros above the diagonal are no factors: an infinity times one of them would be NaN.
+TEST_P(Kernels, ProjectedNormsOfInfiniteRowsAreInfinite) {
+  for (const std::size_t dim : {1U, 8U, 20U, 40U, 128U}) {
+    std::vector<float> factor(dim * dim, 0.0F);
+    for (std::size_t row = 0; row < dim; ++row)
+      std::fill_n(factor.begin() + static_cast<std::ptrdiff_t>(row * dim), row + 1, 1.0F);
+    for (std::size_t at = 0; at < dim; ++at) {
+      std::vector<float> rows(3 * dim, 1.0F);
+      rows[dim + at] = kInf;
+      rows[2 * dim + at] = kNan;
+      float norms[3];
+      set().projected_norms(
+          factor.data(),
+          {rows.data(), static_cast<std::ptrdiff_t>(4 * dim), 3, dim, ElementType::kF32}, norms);
+      EXPECT_TRUE(std::isfinite(norms[0]));
+      EXPECT_EQ(norms[1], kInf) << dim << ", " << at;
+      EXPECT_TRUE(std::isnan(norms[2]));
     }
   }
 }
@@ -923,6 +946,44 @@ TEST_P(Kernels, AccumulatorsEqualScalarAndSkipWhatIsNotFinite) {
       }
     }
   }
+}
+
+// The same for kernels whose values differ between sets by a rounding: within one, equal entries
+// give equal results, at every index of every length. Also beside entries that overflow.
+TEST_P(Kernels, EqualLogitsStayEqualAtEveryIndex) {
+  const auto draws = make(300, Values::kUniform, 77);
+  for (const float draw : draws) {
+    const float x = 8.0F * draw;
+    for (const std::size_t n : {1U, 7U, 8U, 21U, 67U}) {
+      const auto expect_equal = [&](const std::vector<float>& y, float first) {
+        for (const float value : y)
+          ASSERT_EQ(value, first) << x << ", " << n;
+      };
+      std::vector<float> exponentials(n, x);
+      set().exp_shifted(9.0F, n, exponentials.data());
+      float alone = x;
+      set().exp_shifted(9.0F, 1, &alone);
+      expect_equal(exponentials, alone);
+
+      std::vector<float> beside(n + 1, x);
+      beside[n] = 95.0F;
+      set().exp_shifted(9.0F, n + 1, beside.data());
+      beside.pop_back();
+      expect_equal(beside, alone);
+
+      std::vector<float> capped(n, x);
+      set().soft_cap(5.0F, n, capped.data());
+      float capped_alone = x;
+      set().soft_cap(5.0F, 1, &capped_alone);
+      expect_equal(capped, capped_alone);
+    }
+  }
+}
+
+TEST_P(Kernels, SumOfExponentialsMayExceedAFloat) {
+  std::vector<float> x(66, 88.0F);
+  const double total = set().exp_shifted(0.0F, x.size(), x.data());
+  EXPECT_NEAR(total, 66 * std::exp(88.0), 1e-5 * 66 * std::exp(88.0));
 }
 
 // The order of the sum is that of the rows, however many are added in one call.

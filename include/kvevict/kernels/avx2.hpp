@@ -416,8 +416,10 @@ KVEVICT_AVX2 inline void projected_norms_as(const float* factor, const RowBlock&
       add_projected_columns<kRows, 2>(factor, rows.dim, j, values, squares_f64x4);
     for (; j < rows.dim; j += kLanes)
       add_projected_columns<kRows, 1>(factor, rows.dim, j, values, squares_f64x4);
-    for (std::size_t r = 0; r < num_rows; ++r)
-      out[first + r] = static_cast<float>(std::sqrt(reduce(squares_f64x4[r])));
+    for (std::size_t r = 0; r < num_rows; ++r) {
+      const auto norm = static_cast<float>(std::sqrt(reduce(squares_f64x4[r])));
+      out[first + r] = scalar::checked_norm(norm, factor, rows, first + r);
+    }
   }
 }
 
@@ -562,94 +564,35 @@ KVEVICT_AVX2 inline void band_dots_as(const float* vectors, std::size_t num_vect
   }
 }
 
-// One switch on the element type for each kernel that reads stored rows.
 KVEVICT_AVX2 inline void widen(const void* source, ElementType type, std::size_t n,
                                float* destination) noexcept {
   const auto* bytes = static_cast<const std::byte*>(source);
-  switch (type) {
-    case ElementType::kF32:
-      return widen_as<ElementType::kF32>(bytes, n, destination);
-    case ElementType::kF16:
-      return widen_as<ElementType::kF16>(bytes, n, destination);
-    case ElementType::kBF16:
-      return widen_as<ElementType::kBF16>(bytes, n, destination);
-    case ElementType::kQ8_0:
-      return widen_as<ElementType::kQ8_0>(bytes, n, destination);
-  }
+  with_type(type, [&]<ElementType kType>() { widen_as<kType>(bytes, n, destination); });
 }
 KVEVICT_AVX2 inline void row_dots(const float* queries, std::size_t num_queries,
                                   std::ptrdiff_t query_stride, RowBlock rows, float* out,
                                   std::ptrdiff_t out_stride) noexcept {
-  switch (rows.type) {
-    case ElementType::kF32:
-      return row_dots_as<ElementType::kF32>(queries, num_queries, query_stride, rows, out,
-                                            out_stride);
-    case ElementType::kF16:
-      return row_dots_as<ElementType::kF16>(queries, num_queries, query_stride, rows, out,
-                                            out_stride);
-    case ElementType::kBF16:
-      return row_dots_as<ElementType::kBF16>(queries, num_queries, query_stride, rows, out,
-                                             out_stride);
-    case ElementType::kQ8_0:
-      return row_dots_as<ElementType::kQ8_0>(queries, num_queries, query_stride, rows, out,
-                                             out_stride);
-  }
+  with_type(rows.type, [&]<ElementType kType>() {
+    row_dots_as<kType>(queries, num_queries, query_stride, rows, out, out_stride);
+  });
 }
 KVEVICT_AVX2 inline void row_norms(RowBlock rows, float* out) noexcept {
-  switch (rows.type) {
-    case ElementType::kF32:
-      return row_norms_as<ElementType::kF32>(rows, out);
-    case ElementType::kF16:
-      return row_norms_as<ElementType::kF16>(rows, out);
-    case ElementType::kBF16:
-      return row_norms_as<ElementType::kBF16>(rows, out);
-    case ElementType::kQ8_0:
-      return row_norms_as<ElementType::kQ8_0>(rows, out);
-  }
+  with_type(rows.type, [&]<ElementType kType>() { row_norms_as<kType>(rows, out); });
 }
 KVEVICT_AVX2 inline void row_variances(RowBlock rows, float* out) noexcept {
-  switch (rows.type) {
-    case ElementType::kF32:
-      return row_variances_as<ElementType::kF32>(rows, out);
-    case ElementType::kF16:
-      return row_variances_as<ElementType::kF16>(rows, out);
-    case ElementType::kBF16:
-      return row_variances_as<ElementType::kBF16>(rows, out);
-    case ElementType::kQ8_0:
-      return row_variances_as<ElementType::kQ8_0>(rows, out);
-  }
+  with_type(rows.type, [&]<ElementType kType>() { row_variances_as<kType>(rows, out); });
 }
 KVEVICT_AVX2 inline void band_dots(const float* vectors, std::size_t num_vectors,
                                    std::ptrdiff_t vector_stride, RowBlock rows, bool interleaved,
                                    float* out, std::ptrdiff_t out_stride) noexcept {
-  switch (rows.type) {
-    case ElementType::kF32:
-      return band_dots_as<ElementType::kF32>(vectors, num_vectors, vector_stride, rows, interleaved,
-                                             out, out_stride);
-    case ElementType::kF16:
-      return band_dots_as<ElementType::kF16>(vectors, num_vectors, vector_stride, rows, interleaved,
-                                             out, out_stride);
-    case ElementType::kBF16:
-      return band_dots_as<ElementType::kBF16>(vectors, num_vectors, vector_stride, rows,
-                                              interleaved, out, out_stride);
-    case ElementType::kQ8_0:
-      return band_dots_as<ElementType::kQ8_0>(vectors, num_vectors, vector_stride, rows,
-                                              interleaved, out, out_stride);
-  }
+  with_type(rows.type, [&]<ElementType kType>() {
+    band_dots_as<kType>(vectors, num_vectors, vector_stride, rows, interleaved, out, out_stride);
+  });
 }
 KVEVICT_AVX2 inline void projected_norms(const float* factor, RowBlock rows, float* out) noexcept {
   if (rows.dim > kMaxProjectedDim)
     return scalar::projected_norms(factor, rows, out);
-  switch (rows.type) {
-    case ElementType::kF32:
-      return projected_norms_as<ElementType::kF32>(factor, rows, out);
-    case ElementType::kF16:
-      return projected_norms_as<ElementType::kF16>(factor, rows, out);
-    case ElementType::kBF16:
-      return projected_norms_as<ElementType::kBF16>(factor, rows, out);
-    case ElementType::kQ8_0:
-      return projected_norms_as<ElementType::kQ8_0>(factor, rows, out);
-  }
+  with_type(rows.type, [&]<ElementType kType>() { projected_norms_as<kType>(factor, rows, out); });
 }
 
 [[nodiscard]] KVEVICT_AVX2 inline double squared_distance(const float* a, const float* b,
@@ -854,31 +797,50 @@ KVEVICT_AVX2 inline std::size_t scale_logits(float factor, std::size_t n, float*
   return _mm256_andnot_ps(vanishes, _mm256_mul_ps(p, _mm256_castsi256_ps(exponent_i32x8)));
 }
 
+/// exp_shifted of eight entries. Larger than the shift by more than 80 is left to the scalar form,
+/// lane by lane, since it may overflow.
+[[nodiscard]] KVEVICT_AVX2 inline __m256 exp_lanes(__m256 x, __m256 shift) noexcept {
+  const __m256 shifted = _mm256_sub_ps(x, shift);
+  const __m256 ordered = _mm256_cmp_ps(x, x, _CMP_ORD_Q);
+  const __m256 e = _mm256_and_ps(ordered, exp_f32x8(shifted));
+  const int large = _mm256_movemask_ps(_mm256_cmp_ps(shifted, _mm256_set1_ps(80.0F), _CMP_GT_OQ));
+  if (large == 0)
+    return e;
+  alignas(32) std::array<float, kLanes> lanes;
+  alignas(32) std::array<float, kLanes> differences;
+  _mm256_store_ps(lanes.data(), e);
+  _mm256_store_ps(differences.data(), shifted);
+  for (std::size_t i = 0; i < kLanes; ++i) {
+    if ((large >> i & 1) != 0)
+      lanes[i] = std::exp(differences[i]);
+  }
+  return _mm256_load_ps(lanes.data());
+}
+
+// The last entries take the same path as all others, so that equal ones stay equal.
 KVEVICT_AVX2 inline double exp_shifted(float shift, std::size_t n, float* x) noexcept {
-  if (!(shift < std::numeric_limits<float>::infinity()))
+  if (!std::isfinite(shift))
     return scalar::exp_shifted(shift, n, x);
-  // Larger than the shift by more than this is left to the scalar form, which may overflow.
-  const __m256 largest_f32x8 = _mm256_set1_ps(80.0F);
   const __m256 shift_f32x8 = _mm256_set1_ps(shift);
-  double overflowing = 0.0;
   __m256d low_f64x4 = _mm256_setzero_pd();
   __m256d high_f64x4 = _mm256_setzero_pd();
   std::size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    const __m256 x_f32x8 = _mm256_loadu_ps(x + i);
-    const __m256 shifted_f32x8 = _mm256_sub_ps(x_f32x8, shift_f32x8);
-    if (_mm256_movemask_ps(_mm256_cmp_ps(shifted_f32x8, largest_f32x8, _CMP_GT_OQ)) != 0) {
-      overflowing += scalar::exp_shifted(shift, kLanes, x + i);
-      continue;
-    }
-    const __m256 counted = _mm256_cmp_ps(x_f32x8, x_f32x8, _CMP_ORD_Q);
-    const __m256 e_f32x8 = _mm256_and_ps(counted, exp_f32x8(shifted_f32x8));
+    const __m256 e_f32x8 = exp_lanes(_mm256_loadu_ps(x + i), shift_f32x8);
     _mm256_storeu_ps(x + i, e_f32x8);
     low_f64x4 = _mm256_add_pd(low_f64x4, low_half(e_f32x8));
     high_f64x4 = _mm256_add_pd(high_f64x4, high_half(e_f32x8));
   }
-  return reduce(_mm256_add_pd(low_f64x4, high_f64x4)) + overflowing +
-         scalar::exp_shifted(shift, n - i, x + i);
+  double total = reduce(_mm256_add_pd(low_f64x4, high_f64x4));
+  if (i < n) {
+    alignas(32) std::array<float, kLanes> lanes;
+    _mm256_store_ps(lanes.data(), exp_lanes(load_some(x, i, n), shift_f32x8));
+    for (std::size_t j = 0; i < n; ++i, ++j) {
+      x[i] = lanes[j];
+      total += static_cast<double>(lanes[j]);
+    }
+  }
+  return total;
 }
 
 /// tanh: near zero an odd polynomial (the minimax one of the Cephes library), 1 - 2 / (e^2x + 1)
@@ -901,16 +863,20 @@ KVEVICT_AVX2 inline double exp_shifted(float shift, std::size_t n, float* x) noe
   return _mm256_blendv_ps(near_zero, _mm256_or_ps(far, _mm256_and_ps(sign, x)), is_far);
 }
 
+[[nodiscard]] KVEVICT_AVX2 inline __m256 capped(__m256 x, __m256 cap) noexcept {
+  const __m256 y = _mm256_mul_ps(cap, tanh_f32x8(_mm256_div_ps(x, cap)));
+  return _mm256_blendv_ps(y, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
 KVEVICT_AVX2 inline void soft_cap(float cap, std::size_t n, float* x) noexcept {
   const __m256 cap_f32x8 = _mm256_set1_ps(cap);
   std::size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    const __m256 x_f32x8 = _mm256_loadu_ps(x + i);
-    const __m256 capped = _mm256_mul_ps(cap_f32x8, tanh_f32x8(_mm256_div_ps(x_f32x8, cap_f32x8)));
-    const __m256 nan = _mm256_cmp_ps(x_f32x8, x_f32x8, _CMP_UNORD_Q);
-    _mm256_storeu_ps(x + i, _mm256_blendv_ps(capped, x_f32x8, nan));
+  for (; i + kLanes <= n; i += kLanes)
+    _mm256_storeu_ps(x + i, capped(_mm256_loadu_ps(x + i), cap_f32x8));
+  if (i < n) {
+    alignas(32) std::array<float, kLanes> lanes;
+    _mm256_store_ps(lanes.data(), capped(load_some(x, i, n), cap_f32x8));
+    std::copy_n(lanes.begin(), n - i, x + i);
   }
-  scalar::soft_cap(cap, n - i, x + i);
 }
 
 /// Stores `next` over `old` where `sample` is finite; each lane of `skipped` counts where it is

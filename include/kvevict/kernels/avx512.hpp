@@ -411,82 +411,36 @@ KVEVICT_AVX512 inline void projected_norms_as(const float* factor, const RowBloc
       add_projected_columns<kRows, 2>(factor, rows.dim, j, values, squares_f64x8);
     if (j < rows.dim)
       add_projected_columns<kRows, 1>(factor, rows.dim, j, values, squares_f64x8);
-    for (std::size_t r = 0; r < num_rows; ++r)
-      out[first + r] = static_cast<float>(std::sqrt(reduce(squares_f64x8[r])));
+    for (std::size_t r = 0; r < num_rows; ++r) {
+      const auto norm = static_cast<float>(std::sqrt(reduce(squares_f64x8[r])));
+      out[first + r] = scalar::checked_norm(norm, factor, rows, first + r);
+    }
   }
 }
 
-// One switch on the element type for each kernel that reads stored rows.
 KVEVICT_AVX512 inline void widen(const void* source, ElementType type, std::size_t n,
                                  float* destination) noexcept {
   const auto* bytes = static_cast<const std::byte*>(source);
-  switch (type) {
-    case ElementType::kF32:
-      return widen_as<ElementType::kF32>(bytes, n, destination);
-    case ElementType::kF16:
-      return widen_as<ElementType::kF16>(bytes, n, destination);
-    case ElementType::kBF16:
-      return widen_as<ElementType::kBF16>(bytes, n, destination);
-    case ElementType::kQ8_0:
-      return widen_as<ElementType::kQ8_0>(bytes, n, destination);
-  }
+  with_type(type, [&]<ElementType kType>() { widen_as<kType>(bytes, n, destination); });
 }
 KVEVICT_AVX512 inline void row_dots(const float* queries, std::size_t num_queries,
                                     std::ptrdiff_t query_stride, RowBlock rows, float* out,
                                     std::ptrdiff_t out_stride) noexcept {
-  switch (rows.type) {
-    case ElementType::kF32:
-      return row_dots_as<ElementType::kF32>(queries, num_queries, query_stride, rows, out,
-                                            out_stride);
-    case ElementType::kF16:
-      return row_dots_as<ElementType::kF16>(queries, num_queries, query_stride, rows, out,
-                                            out_stride);
-    case ElementType::kBF16:
-      return row_dots_as<ElementType::kBF16>(queries, num_queries, query_stride, rows, out,
-                                             out_stride);
-    case ElementType::kQ8_0:
-      return row_dots_as<ElementType::kQ8_0>(queries, num_queries, query_stride, rows, out,
-                                             out_stride);
-  }
+  with_type(rows.type, [&]<ElementType kType>() {
+    row_dots_as<kType>(queries, num_queries, query_stride, rows, out, out_stride);
+  });
 }
 KVEVICT_AVX512 inline void row_norms(RowBlock rows, float* out) noexcept {
-  switch (rows.type) {
-    case ElementType::kF32:
-      return row_norms_as<ElementType::kF32>(rows, out);
-    case ElementType::kF16:
-      return row_norms_as<ElementType::kF16>(rows, out);
-    case ElementType::kBF16:
-      return row_norms_as<ElementType::kBF16>(rows, out);
-    case ElementType::kQ8_0:
-      return row_norms_as<ElementType::kQ8_0>(rows, out);
-  }
+  with_type(rows.type, [&]<ElementType kType>() { row_norms_as<kType>(rows, out); });
 }
 KVEVICT_AVX512 inline void row_variances(RowBlock rows, float* out) noexcept {
-  switch (rows.type) {
-    case ElementType::kF32:
-      return row_variances_as<ElementType::kF32>(rows, out);
-    case ElementType::kF16:
-      return row_variances_as<ElementType::kF16>(rows, out);
-    case ElementType::kBF16:
-      return row_variances_as<ElementType::kBF16>(rows, out);
-    case ElementType::kQ8_0:
-      return row_variances_as<ElementType::kQ8_0>(rows, out);
-  }
+  with_type(rows.type, [&]<ElementType kType>() { row_variances_as<kType>(rows, out); });
 }
 KVEVICT_AVX512 inline void projected_norms(const float* factor, RowBlock rows,
                                            float* out) noexcept {
   if (rows.dim > kMaxProjectedDim)
     return scalar::projected_norms(factor, rows, out);
-  switch (rows.type) {
-    case ElementType::kF32:
-      return projected_norms_as<ElementType::kF32>(factor, rows, out);
-    case ElementType::kF16:
-      return projected_norms_as<ElementType::kF16>(factor, rows, out);
-    case ElementType::kBF16:
-      return projected_norms_as<ElementType::kBF16>(factor, rows, out);
-    case ElementType::kQ8_0:
-      return projected_norms_as<ElementType::kQ8_0>(factor, rows, out);
-  }
+  with_type(rows.type, [&]<ElementType kType>() { projected_norms_as<kType>(factor, rows, out); });
 }
 
 [[nodiscard]] KVEVICT_AVX512 inline double squared_distance(const float* a, const float* b,
@@ -694,9 +648,9 @@ KVEVICT_AVX512 inline std::size_t scale_logits(float factor, std::size_t n, floa
   return e_f32x16;
 }
 
-// Four vectors are added up in float before they go to doubles.
+// Four vectors are added up in float before they go to doubles; where that overflows, again.
 KVEVICT_AVX512 inline double exp_shifted(float shift, std::size_t n, float* x) noexcept {
-  if (!(shift < std::numeric_limits<float>::infinity()))
+  if (!std::isfinite(shift))
     return scalar::exp_shifted(shift, n, x);
   const __m512 shift_f32x16 = _mm512_set1_ps(shift);
   __m512d low_f64x8 = _mm512_setzero_pd();
@@ -716,7 +670,8 @@ KVEVICT_AVX512 inline double exp_shifted(float shift, std::size_t n, float* x) n
     low_f64x8 = _mm512_add_pd(low_f64x8, low_half(sum_f32x16));
     high_f64x8 = _mm512_add_pd(high_f64x8, high_half(sum_f32x16));
   }
-  return reduce(_mm512_add_pd(low_f64x8, high_f64x8));
+  const double total = reduce(_mm512_add_pd(low_f64x8, high_f64x8));
+  return std::isfinite(total) ? total : sum(x, n);
 }
 
 /// tanh: near zero an odd polynomial (the minimax one of the Cephes library), 1 - 2 / (e^2x + 1)

@@ -27,6 +27,21 @@ struct RowBlock {
   ElementType type;
 };
 
+/// Calls visit.template operator()<type>().
+template <class Visit>
+void with_type(ElementType type, Visit&& visit) noexcept {
+  switch (type) {
+    case ElementType::kF32:
+      return visit.template operator()<ElementType::kF32>();
+    case ElementType::kF16:
+      return visit.template operator()<ElementType::kF16>();
+    case ElementType::kBF16:
+      return visit.template operator()<ElementType::kBF16>();
+    case ElementType::kQ8_0:
+      return visit.template operator()<ElementType::kQ8_0>();
+  }
+}
+
 /// What an average over neighbours does at the ends of the sequence.
 enum class PoolEdge : std::uint8_t {
   kZeroCounted,  ///< zeros outside the sequence count in the divisor (SnapKV's authors' code)

@@ -10,6 +10,7 @@
 #include <arm_neon.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -143,49 +144,19 @@ inline void row_norms_as(const RowBlock& rows, float* out) noexcept {
   }
 }
 
-// One switch on the element type for each kernel that reads stored rows.
 inline void widen(const void* source, ElementType type, std::size_t n,
                   float* destination) noexcept {
   const auto* bytes = static_cast<const std::byte*>(source);
-  switch (type) {
-    case ElementType::kF32:
-      return widen_as<ElementType::kF32>(bytes, n, destination);
-    case ElementType::kF16:
-      return widen_as<ElementType::kF16>(bytes, n, destination);
-    case ElementType::kBF16:
-      return widen_as<ElementType::kBF16>(bytes, n, destination);
-    case ElementType::kQ8_0:
-      return widen_as<ElementType::kQ8_0>(bytes, n, destination);
-  }
+  with_type(type, [&]<ElementType kType>() { widen_as<kType>(bytes, n, destination); });
 }
 inline void row_dots(const float* queries, std::size_t num_queries, std::ptrdiff_t query_stride,
                      RowBlock rows, float* out, std::ptrdiff_t out_stride) noexcept {
-  switch (rows.type) {
-    case ElementType::kF32:
-      return row_dots_as<ElementType::kF32>(queries, num_queries, query_stride, rows, out,
-                                            out_stride);
-    case ElementType::kF16:
-      return row_dots_as<ElementType::kF16>(queries, num_queries, query_stride, rows, out,
-                                            out_stride);
-    case ElementType::kBF16:
-      return row_dots_as<ElementType::kBF16>(queries, num_queries, query_stride, rows, out,
-                                             out_stride);
-    case ElementType::kQ8_0:
-      return row_dots_as<ElementType::kQ8_0>(queries, num_queries, query_stride, rows, out,
-                                             out_stride);
-  }
+  with_type(rows.type, [&]<ElementType kType>() {
+    row_dots_as<kType>(queries, num_queries, query_stride, rows, out, out_stride);
+  });
 }
 inline void row_norms(RowBlock rows, float* out) noexcept {
-  switch (rows.type) {
-    case ElementType::kF32:
-      return row_norms_as<ElementType::kF32>(rows, out);
-    case ElementType::kF16:
-      return row_norms_as<ElementType::kF16>(rows, out);
-    case ElementType::kBF16:
-      return row_norms_as<ElementType::kBF16>(rows, out);
-    case ElementType::kQ8_0:
-      return row_norms_as<ElementType::kQ8_0>(rows, out);
-  }
+  with_type(rows.type, [&]<ElementType kType>() { row_norms_as<kType>(rows, out); });
 }
 
 // As on x86: rows widened once, then column by column of C with the upper triangle left out.
@@ -213,7 +184,8 @@ inline void projected_norms(const float* factor, RowBlock rows, float* out) noex
         sum += factor[c * rows.dim + j] * value[c];
       squares += static_cast<double>(sum) * static_cast<double>(sum);
     }
-    out[i] = static_cast<float>(std::sqrt(squares + vaddvq_f64(squares_f64x2)));
+    const auto norm = static_cast<float>(std::sqrt(squares + vaddvq_f64(squares_f64x2)));
+    out[i] = scalar::checked_norm(norm, factor, rows, i);
   }
 }
 
@@ -293,28 +265,48 @@ inline std::size_t scale_logits(float factor, std::size_t n, float* x, float& la
   return vbslq_f32(vanishes, vdupq_n_f32(0.0F), result);
 }
 
+/// exp_shifted of four entries. Larger than the shift by more than 80 is left to the scalar form,
+/// lane by lane, since it may overflow.
+[[nodiscard]] inline float32x4_t exp_lanes(float32x4_t x, float shift) noexcept {
+  const float32x4_t shifted = vsubq_f32(x, vdupq_n_f32(shift));
+  const float32x4_t e = vbslq_f32(vceqq_f32(x, x), exp_f32x4(shifted), vdupq_n_f32(0.0F));
+  const uint32x4_t large = vcgtq_f32(shifted, vdupq_n_f32(80.0F));
+  if (vmaxvq_u32(large) == 0)
+    return e;
+  std::array<float, kLanes> lanes;
+  std::array<float, kLanes> differences;
+  vst1q_f32(lanes.data(), e);
+  vst1q_f32(differences.data(), shifted);
+  for (std::size_t i = 0; i < kLanes; ++i) {
+    if (differences[i] > 80.0F)
+      lanes[i] = std::exp(differences[i]);
+  }
+  return vld1q_f32(lanes.data());
+}
+
+// The last entries take the same path as all others, so that equal ones stay equal.
 inline double exp_shifted(float shift, std::size_t n, float* x) noexcept {
-  if (!(shift < std::numeric_limits<float>::infinity()))
+  if (!std::isfinite(shift))
     return scalar::exp_shifted(shift, n, x);
-  // Larger than the shift by more than this is left to the scalar form, which may overflow.
-  const float32x4_t largest_f32x4 = vdupq_n_f32(80.0F);
-  double overflowing = 0.0;
   float64x2_t sum_f64x2 = vdupq_n_f64(0.0);
   std::size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    const float32x4_t x_f32x4 = vld1q_f32(x + i);
-    const float32x4_t shifted_f32x4 = vsubq_f32(x_f32x4, vdupq_n_f32(shift));
-    if (vmaxvq_u32(vcgtq_f32(shifted_f32x4, largest_f32x4)) != 0) {
-      overflowing += scalar::exp_shifted(shift, kLanes, x + i);
-      continue;
-    }
-    const uint32x4_t counted = vceqq_f32(x_f32x4, x_f32x4);
-    const float32x4_t e_f32x4 = vbslq_f32(counted, exp_f32x4(shifted_f32x4), vdupq_n_f32(0.0F));
+    const float32x4_t e_f32x4 = exp_lanes(vld1q_f32(x + i), shift);
     vst1q_f32(x + i, e_f32x4);
     sum_f64x2 = vaddq_f64(
         sum_f64x2, vaddq_f64(vcvt_f64_f32(vget_low_f32(e_f32x4)), vcvt_high_f64_f32(e_f32x4)));
   }
-  return vaddvq_f64(sum_f64x2) + overflowing + scalar::exp_shifted(shift, n - i, x + i);
+  double total = vaddvq_f64(sum_f64x2);
+  if (i < n) {
+    std::array<float, kLanes> lanes{};
+    std::copy(x + i, x + n, lanes.begin());
+    vst1q_f32(lanes.data(), exp_lanes(vld1q_f32(lanes.data()), shift));
+    for (std::size_t j = 0; i < n; ++i, ++j) {
+      x[i] = lanes[j];
+      total += static_cast<double>(lanes[j]);
+    }
+  }
+  return total;
 }
 
 /// tanh: near zero an odd polynomial (the minimax one of the Cephes library), 1 - 2 / (e^2x + 1)
@@ -336,15 +328,21 @@ inline double exp_shifted(float shift, std::size_t n, float* x) noexcept {
   return vbslq_f32(vcgeq_f32(magnitude, vdupq_n_f32(0.625F)), signed_far, near_zero);
 }
 
-inline void soft_cap(float cap, std::size_t n, float* x) noexcept {
+[[nodiscard]] inline float32x4_t capped(float32x4_t x, float cap) noexcept {
   const float32x4_t cap_f32x4 = vdupq_n_f32(cap);
+  const float32x4_t y = vmulq_f32(cap_f32x4, tanh_f32x4(vdivq_f32(x, cap_f32x4)));
+  return vbslq_f32(vceqq_f32(x, x), y, x);
+}
+inline void soft_cap(float cap, std::size_t n, float* x) noexcept {
   std::size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    const float32x4_t x_f32x4 = vld1q_f32(x + i);
-    const float32x4_t capped = vmulq_f32(cap_f32x4, tanh_f32x4(vdivq_f32(x_f32x4, cap_f32x4)));
-    vst1q_f32(x + i, vbslq_f32(vceqq_f32(x_f32x4, x_f32x4), capped, x_f32x4));
+  for (; i + kLanes <= n; i += kLanes)
+    vst1q_f32(x + i, capped(vld1q_f32(x + i), cap));
+  if (i < n) {
+    std::array<float, kLanes> lanes{};
+    std::copy(x + i, x + n, lanes.begin());
+    vst1q_f32(lanes.data(), capped(vld1q_f32(lanes.data()), cap));
+    std::copy_n(lanes.begin(), n - i, x + i);
   }
-  scalar::soft_cap(cap, n - i, x + i);
 }
 
 /// Where `sample` is finite, y becomes `next`; returns how many lanes were not.

@@ -110,20 +110,30 @@ inline void row_variances(RowBlock rows, float* out) noexcept {
   }
 }
 
-inline void projected_norms(const float* factor, RowBlock rows, float* out) noexcept {
-  for (std::size_t i = 0; i < rows.num_rows; ++i) {
-    const std::byte* row = row_of(rows, i);
-    double squares = 0.0;
-    for (std::size_t j = 0; j < rows.dim; ++j) {
-      double sum = 0.0;
-      for (std::size_t c = j; c < rows.dim; ++c) {
-        sum += static_cast<double>(factor[c * rows.dim + j]) *
-               static_cast<double>(load(row, rows.type, c));
-      }
-      squares += sum * sum;
+/// Entry i of projected_norms.
+[[nodiscard]] inline float projected_norm(const float* factor, const RowBlock& rows,
+                                          std::size_t i) noexcept {
+  const std::byte* row = row_of(rows, i);
+  double squares = 0.0;
+  for (std::size_t j = 0; j < rows.dim; ++j) {
+    double sum = 0.0;
+    for (std::size_t c = j; c < rows.dim; ++c) {
+      sum += static_cast<double>(factor[c * rows.dim + j]) *
+             static_cast<double>(load(row, rows.type, c));
     }
-    out[i] = static_cast<float>(std::sqrt(squares));
+    squares += sum * sum;
   }
+  return static_cast<float>(std::sqrt(squares));
+}
+inline void projected_norms(const float* factor, RowBlock rows, float* out) noexcept {
+  for (std::size_t i = 0; i < rows.num_rows; ++i)
+    out[i] = projected_norm(factor, rows, i);
+}
+/// `norm`, worked out anew where it is NaN: vectors multiply what is infinite in a row with the
+/// zeros above the diagonal, too.
+[[nodiscard]] inline float checked_norm(float norm, const float* factor, const RowBlock& rows,
+                                        std::size_t i) noexcept {
+  return std::isnan(norm) ? projected_norm(factor, rows, i) : norm;
 }
 
 /// Length of band f of a row with `num_bands` of them.
