@@ -186,12 +186,15 @@ struct PartHost {
     return "goes by positions alone: it has no scores to change or to choose by";
   // Of a set that heads share, the scores are one by now and the values are still several.
   if (host.scope != MaskScope::kHead && any_of(part, kReadsValues))
-    return "has one set for several heads, and a part that reads values needs scope = head";
+    return "has one set for several heads, and a part that reads values needs one for each "
+           "(scope=head, where there is that option)";
   if (host.scope != MaskScope::kHead && any_of(part, kTwins | kBudgets))
-    return "has one set for several heads, and the part is for single heads: scope = head";
+    return "has one set for several heads, and the part is for single heads "
+           "(scope=head, where there is that option)";
   if (pools && (host.scope == MaskScope::kModel ||
                 (host.scope == MaskScope::kLayer && any_of(part, kLayerPool))))
-    return "has one set where the part would let several compete: scope = head";
+    return "has one set where the part would let several compete "
+           "(scope=head, where there is that option)";
   if (host.selects && any_of(part, kSelection))
     return "has a selection of its own, which the part would drop";
   if (host.cuts_once && any_of(part, kRule))

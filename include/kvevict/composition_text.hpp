@@ -55,14 +55,11 @@ struct TextItem {
   };
   std::vector<TextItem> items;
   std::size_t at = 0;
-  const auto skip_spaces = [&] {
-    while (at < text.size() && text[at] == ' ')
-      ++at;
-  };
+  const auto skip_spaces = [&] { at = std::min(text.find_first_not_of(kSpaces, at), text.size()); };
   for (;;) {
     skip_spaces();
     const std::size_t first = at;
-    at = std::min(text.find_first_of(" (+)", at), text.size());
+    at = std::min(text.find_first_of(" \t\r\n(+)", at), text.size());
     if (at == first)
       fail(first, "expected a name");
     TextItem item{text.substr(first, at - first), {}, first + 1};

@@ -264,7 +264,8 @@ template <class Method>
     }
     check_supplied(Method::kName, Method::Recipe::added_inputs(options), model.supplied);
   } else if (items.size() > 1) {
-    throw_invalid_argument(Method::kName, items[1].where("takes no parts"));
+    throw_invalid_argument(items[1].where(items[1].name),
+                           std::string(Method::kName).append(" takes no parts"));
   }
   return AnyPolicy(std::in_place_type<Policy<Method>>, std::move(description), options, model.shape,
                    model.kernel != nullptr ? *model.kernel : kernels::best());

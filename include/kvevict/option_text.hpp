@@ -78,13 +78,16 @@ template <class Number>
   expected = std::integral<Number> ? "whole numbers with ':' between them"
                                    : "numbers with ':' between them";
   value.clear();
-  while (!text.empty()) {
+  if (text.empty())
+    return true;
+  for (;;) {
     const std::size_t end = text.find(':');
     if (!read_number(text.substr(0, end), value.emplace_back()))
       return false;
-    text = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
+    if (end == std::string_view::npos)
+      return true;
+    text.remove_prefix(end + 1);
   }
-  return true;
 }
 
 /// An enumerator by the name that enum_names(E) gives it, found beside the enum.
@@ -190,10 +193,12 @@ template <class Method>
   return write_options(option_fields<Method>(options), option_fields<Method>(defaults));
 }
 
+inline constexpr std::string_view kSpaces = " \t\r\n";
+
 /// The text between the spaces around it.
 [[nodiscard]] inline std::string_view without_spaces(std::string_view text) noexcept {
-  const std::size_t first = std::min(text.find_first_not_of(' '), text.size());
-  return text.substr(first, text.find_last_not_of(' ') + 1 - first);
+  const std::size_t first = std::min(text.find_first_not_of(kSpaces), text.size());
+  return text.substr(first, text.find_last_not_of(kSpaces) + 1 - first);
 }
 
 /// Sets the options that `text` names: key=value, separated by commas. Throws InvalidArgument,

@@ -86,7 +86,7 @@ TEST(CompositionText, PartsThatReadValuesNeedSetsPerHead) {
   EXPECT_EQ(
       error_of("h2o(heavy=4,recent=4,scope=layer) + values"),
       "values, column 37: H2O has one set for several heads, and a part that reads values needs "
-      "scope = head");
+      "one for each (scope=head, where there is that option)");
   EXPECT_EQ(error_of("h2o(heavy=4,recent=4,scope=layer) + pool(kernel_size=3)"), "");
 }
 
@@ -126,7 +126,9 @@ TEST(CompositionText, ErrorsPointAtTheColumnAndListWhatFits) {
   EXPECT_EQ(error_of("knorm caote"), "make_policy: column 7: expected '+' or the end");
   EXPECT_EQ(error_of("knorm + "), "make_policy: column 9: expected a name");
   EXPECT_EQ(error_of(""), "make_policy: column 1: expected a name");
-  EXPECT_EQ(error_of("fullkv + caote"), "FullKV: takes no parts, column 10");
+  EXPECT_EQ(error_of(" knorm\t+\n\tvalues "), "");
+  EXPECT_NE(error_of("knorm + layer_budgets(tokens=10:20:)").find("tokens"), std::string::npos);
+  EXPECT_EQ(error_of("fullkv + caote"), "caote, column 10: FullKV takes no parts");
 }
 
 // One of them would have no effect.
@@ -393,10 +395,10 @@ TEST(CompositionText, RefusesPartsThatDoNotFitThePolicy) {
             "chunks, column 9: AdaKV has a selection of its own, which the part would drop");
   EXPECT_EQ(error_of("tova + twins"),
             "twins, column 8: TOVA has one set for several heads, and the part is for single "
-            "heads: scope = head");
+            "heads (scope=head, where there is that option)");
   EXPECT_EQ(error_of("tova + ada"),
-            "ada, column 8: TOVA has one set where the part would let several compete: scope = "
-            "head");
+            "ada, column 8: TOVA has one set where the part would let several compete "
+            "(scope=head, where there is that option)");
   EXPECT_EQ(error_of("snapkv(budget=40) + pyramid(beta=0.5)"),
             "pyramid, column 21: beta = 0.500000 must be >= 1");
   EXPECT_EQ(error_of("knorm + twins(similarity=1.5)"),
@@ -420,10 +422,10 @@ TEST(CompositionText, RefusesPartsThatDoNotFitThePolicy) {
             "to choose by");
   EXPECT_EQ(error_of("epikv + caote"),
             "caote, column 9: EpiKV has one set for several heads, and a part that reads values "
-            "needs scope = head");
+            "needs one for each (scope=head, where there is that option)");
   EXPECT_EQ(error_of("inertiakv + layer"),
-            "layer, column 13: InertiaKV has one set where the part would let several compete: "
-            "scope = head");
+            "layer, column 13: InertiaKV has one set where the part would let several compete "
+            "(scope=head, where there is that option)");
   EXPECT_EQ(error_of("epikv_seg + chunks"),
             "chunks, column 13: EpiKVSeg has a selection of its own, which the part would drop");
   EXPECT_EQ(error_of("knorm + temporal(refresh_interval=0)"),

@@ -319,6 +319,7 @@ TEST_P(PolicyInvariants, ALargerBudgetKeepsWhatASmallerOneKept) {
       {"AdaKV", "rounds between floors and what heads win"},
       {"AdaKVGuarantee", "rounds between floors and what heads win"},
       {"AdaKVKnorm", "rounds between floors and what heads win"},
+      {"AdaKVKeyDiff", "rounds between floors and what heads win"},
       {"AdaKVDropKV", "rounds between floors and what heads win"},
       {"NestedKV", "rounds between floors and what heads win"},
       {"CriticalKV", "chooses in two stages"},

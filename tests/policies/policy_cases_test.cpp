@@ -384,19 +384,34 @@ kvevict::RocketKVOptions rocket(std::size_t budget) {
 kvevict::SimLayerKVOptions sim(std::size_t budget) {
   return {.lazy_threshold = 0, .num_initial = 2, .recent_window = budget - 2};
 }
+/// As KeyDiff itself: its mean key moves while a prompt comes in.
+kvevict::AdaKVKeyDiff::Options ada_keydiff(std::size_t budget) {
+  kvevict::AdaKVKeyDiff::Options options;
+  options.budget = budget;
+  options.num_sink_tokens = 1;
+  options.recent_window = 1;
+  options.only_at_prefill_end = true;
+  return options;
+}
 kvevict::PyramidKVOptions pyramid(std::size_t budget) {
   return {.budget = budget, .observation_window = 4, .beta = 3};
 }
 
-kvevict::DMSKnorm::Options dms(std::size_t budget) {
-  kvevict::DMSKnorm::Options options;
+template <class P>
+typename P::Options dms(std::size_t budget) {
+  typename P::Options options;
   options.budget = budget;
   options.recent_window = 2;
   return options;
 }
+kvevict::DMSQFilters::Options dms_qfilters(std::size_t budget) {
+  auto options = dms<kvevict::DMSQFilters>(budget);
+  options.query_filters = qfilters(budget).query_filters;
+  return options;
+}
 /// Many tokens are below it, unless the budget is to hold all.
 kvevict::DMSKnorm::Options dms_threshold(std::size_t budget) {
-  kvevict::DMSKnorm::Options options = dms(budget);
+  auto options = dms<kvevict::DMSKnorm>(budget);
   options.recent_window = 3;
   if (budget < 40)
     options.threshold = -1.5F;
@@ -513,6 +528,7 @@ const std::vector<PolicyCase>& policy_cases() {
       case_of<kvevict::AdaKV>("AdaKV", ada),
       case_of<kvevict::AdaKV>("AdaKVGuarantee", ada_guarantee),
       case_of<kvevict::AdaKVKnorm>("AdaKVKnorm"),
+      case_of<kvevict::AdaKVKeyDiff>("AdaKVKeyDiff", ada_keydiff),
       case_of<kvevict::CAKE>("CAKE", cake),
       case_of<kvevict::CAKE>("CAKEAtPrefillEnd", cake_at_prefill_end),
       grows(case_of<kvevict::DuoAttention>("DuoAttention", duo)),
@@ -610,7 +626,8 @@ const std::vector<PolicyCase>& policy_cases() {
       samples_steps(case_of<kvevict::AggregatedTOVA>("AggregatedTOVA")),
       samples_steps(
           case_of<kvevict::AggregatedKeyDiff>("AggregatedKeyDiffLifetimeMean", lifetime_mean)),
-      case_of<kvevict::DMSKnorm>("DMSKnorm", dms),
+      case_of<kvevict::DMSKnorm>("DMSKnorm", dms<kvevict::DMSKnorm>),
+      case_of<kvevict::DMSQFilters>("DMSQFilters", dms_qfilters),
       cuts_deeper(case_of<kvevict::DMSKnorm>("DMSKnormThreshold", dms_threshold)),
       case_of<kvevict::EntropyGatedChunkKV>("EntropyGatedChunkKV", entropy_gated),
       case_of<kvevict::MeanCentredNorm>("MeanCentredNorm"),
