@@ -3,6 +3,7 @@
 #include "kvevict/policies/aggregated.hpp"
 #include "kvevict/policies/key_geometry.hpp"
 #include "kvevict/policies/snapkv.hpp"
+#include "kvevict/policies/tova.hpp"
 #include "support/errors.hpp"
 #include "support/random.hpp"
 #include "support/window_cache.hpp"
@@ -192,6 +193,15 @@ TEST(AdaKV, RefusesWhatCannotBe) {
         kvevict::AdaKVKnorm(options, kModel);
       },
       {"AdaKVKnorm", "floor = -1"}));
+}
+
+// TOVA keeps one set per layer, inside which nothing competes; per head it has what AdaKV shares.
+TEST(AdaKVOver, NeedsOneSetPerHead) {
+  using AdaKVTOVA = kvevict::Policy<kvevict::Composed<kvevict::AdaKVOver<kvevict::TOVARecipe>>>;
+  AdaKVTOVA::Options options;
+  EXPECT_TRUE(refuses([&] { AdaKVTOVA(options, kModel); }, {"AdaKVTOVA", "scope", "per KV head"}));
+  options.scope = kvevict::MaskScope::kHead;
+  AdaKVTOVA(options, kModel);
 }
 
 // Brought to one set for both heads, a policy that chooses by itself still tells 1.004 from 1: each

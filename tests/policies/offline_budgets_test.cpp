@@ -1,6 +1,7 @@
 #include "kvevict/policies/offline_budgets.hpp"
 
 #include "kvevict/option_text.hpp"
+#include "kvevict/policies/key_geometry.hpp"
 #include "kvevict/policies/snapkv.hpp"
 #include "support/errors.hpp"
 #include "support/random.hpp"
@@ -252,6 +253,15 @@ TEST(LUKV, RefusesWhatCannotBe) {
         LUKVKnorm(lukv({.5, .5, .5, -1}), kFourHeads);
       },
       {"LUKVKnorm", "prune_ratios = -1"}));
+}
+
+// Their tables have a number for every KV head; MeanCentredNorm keeps one set per layer.
+TEST(PerLayer, TablesNeedOneSetPerHead) {
+  using Base = kvevict::MeanCentredNormRecipe;
+  using PerLayer = kvevict::Policy<kvevict::Composed<kvevict::PerLayerRecipe<Base>>>;
+  using LUKV = kvevict::Policy<kvevict::Composed<kvevict::LUKVRecipe<Base>>>;
+  EXPECT_TRUE(refuses([] { PerLayer({}, kModel); }, {"PerLayerMeanCentredNorm", "scope"}));
+  EXPECT_TRUE(refuses([] { LUKV({}, kModel); }, {"LUKVMeanCentredNorm", "scope"}));
 }
 
 }  // namespace

@@ -86,16 +86,22 @@ struct AdaKVOverOptions : Base::Options {
   bool floor_of_whole = true;
 };
 
-/// The same over the scores of any other recipe, whatever it protects (kvpress' AdaKVPress, whose
-/// floor is the default here).
+/// The same over the scores of another recipe, whatever it protects (kvpress' AdaKVPress, whose
+/// floor is the default here). The base must have one set per KV head and no
+/// selector: TwinKVOver and CriticalKVRecipe go over this.
 template <Recipe Base>
 struct AdaKVOver : Base {
+  static_assert(
+      !detail::Selects<Base>,
+      "the base of AdaKVOver must have no selector, which would be dropped; TwinKVOver and "
+      "CriticalKVRecipe go over AdaKVOver");
   using Options = AdaKVOverOptions<Base>;
   static constexpr std::string_view kName =
       detail::JoinedName<AdaKVRecipe::kName, Base::kName>::kName;
 
   static void check(const Options& options, const CacheShape& shape) {
     detail::check_recipe<Base>(options, shape);
+    detail::check_single_heads<Base>(kName, options);
     detail::require(options.floor >= 0.0 && options.floor <= 1.0, kName, "floor", options.floor,
                     "must be in [0, 1]");
   }

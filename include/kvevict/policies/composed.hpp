@@ -200,6 +200,28 @@ void check_recipe(const typename R::Options& options, const CacheShape& shape) {
   if constexpr (requires { R::check(options, shape); })
     R::check(options, shape);
 }
+// What a wrapper has to know of the recipe below it, so that it drops nothing in silence.
+
+/// Says who gets how much, beyond options.budget for each lane.
+template <class R>
+concept Allocates = requires(const typename R::Options& options, const CacheShape& shape) {
+  R::allocator(options, shape);
+}
+|| requires(const typename R::Options& options) {
+  R::allocation(options);
+};
+/// Has a selection of its own.
+template <class R>
+concept Selects = requires(const typename R::Options& options) {
+  R::selector(options);
+};
+/// Throws InvalidArgument naming `where` unless every KV head has a set of its own.
+template <class R>
+void check_single_heads(std::string_view where, const typename R::Options& options) {
+  const MaskScope scope = R::scope(options);
+  require(scope == MaskScope::kHead, where, "scope", static_cast<int>(scope),
+          "must be one set per KV head");
+}
 /// Who gets how much by a recipe, whichever way it says so.
 template <class R>
 [[nodiscard]] auto allocator_of(const typename R::Options& options, const CacheShape& shape) {
@@ -307,7 +329,7 @@ template <class R>
 /// Who stays by a recipe; an empty tuple where the best do.
 template <class R>
 [[nodiscard]] auto selector_of(const typename R::Options& options) {
-  if constexpr (requires { R::selector(options); }) {
+  if constexpr (Selects<R>) {
     return R::selector(options);
   } else {
     return std::tuple<>();

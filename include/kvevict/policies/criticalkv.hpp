@@ -98,7 +98,7 @@ struct CriticalKVRecipe : Base {
     stages.second.epsilon *= static_cast<float>(detail::rows_summed<Base>(options.base));
     if (options.first_stage_counts_window)
       stages.counted = windows.recent_window + windows.num_sink_tokens;
-    if constexpr (requires { Base::selector(options.base); }) {
+    if constexpr (detail::Selects<Base>) {
       return TwoStageWithin(Base::selector(options.base), std::move(stages));
     } else {
       return stages;

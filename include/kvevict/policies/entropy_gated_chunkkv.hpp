@@ -30,6 +30,8 @@ struct EntropyGatedOptions : Base::Options {
 /// score above all others and lets it go into chunks, means and entropies.
 template <Recipe Base>
 struct EntropyGatedOver : Base {
+  static_assert(!detail::Selects<Base>,
+                "the base of EntropyGatedOver must have no selector, which would be dropped");
   using Options = EntropyGatedOptions<Base>;
   static constexpr std::string_view kPrefix = "EntropyGatedChunk";
   static constexpr std::string_view kName = Base::kName == SnapKVRecipe::kName

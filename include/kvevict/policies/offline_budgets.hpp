@@ -109,14 +109,23 @@ struct PerLayerOptions : Base::Options {
 /// A compression ratio for every layer over any scores (kvpress' PerLayerCompressionPress): layer l
 /// keeps n (1 - ratio_l), rounded down, but not to 0 unless the ratio is 1 (rule R6; kvpress keeps
 /// one token then too). Of what follows a prompt the same share stays, unless prompts alone are
-/// cut.
+/// cut. The base must have one set per KV head and no allocator or allocation: AdaKVOver and
+/// DMSOver go over this.
 template <Recipe Base>
 struct PerLayerRecipe : Base {
+  static_assert(
+      !detail::Allocates<Base>,
+      "the base of PerLayerRecipe must have no allocator or allocation, whose place the table "
+      "takes; AdaKVOver and DMSOver go over PerLayerRecipe");
   using Options = PerLayerOptions<Base>;
   static constexpr std::string_view kPrefix = "PerLayer";
   static constexpr std::string_view kName = detail::JoinedName<kPrefix, Base::kName>::kName;
   static constexpr bool kNeedsArtefact = true;
 
+  static void check(const Options& options, const CacheShape& shape) {
+    detail::check_recipe<Base>(options, shape);
+    detail::check_single_heads<Base>(kName, options);
+  }
   static auto allocator(const Options& options, const CacheShape& shape) {
     detail::check_table_size(kName, "compression_ratios", options.compression_ratios.size(),
                              {{}, detail::for_each_layer(shape)});
@@ -149,14 +158,22 @@ struct LUKVOptions : Base::Options {
 /// head h keeps (1 - prune_h) n, as whole numbers by largest remainder that add up to the rounded
 /// sum, at least 1 each, over any scores. kvpress clamps afterwards, so that its sum may leak; the
 /// default takes the missing ones from the largest. Choosing the row, round(100 ratio) - 1 of 99,
-/// is the caller's.
+/// is the caller's. The base is as that of PerLayerRecipe.
 template <Recipe Base>
 struct LUKVRecipe : Base {
+  static_assert(
+      !detail::Allocates<Base>,
+      "the base of LUKVRecipe must have no allocator or allocation, whose place the table "
+      "takes; AdaKVOver and DMSOver go over LUKVRecipe");
   using Options = LUKVOptions<Base>;
   static constexpr std::string_view kPrefix = "LUKV";
   static constexpr std::string_view kName = detail::JoinedName<kPrefix, Base::kName>::kName;
   static constexpr bool kNeedsArtefact = true;
 
+  static void check(const Options& options, const CacheShape& shape) {
+    detail::check_recipe<Base>(options, shape);
+    detail::check_single_heads<Base>(kName, options);
+  }
   static auto allocator(const Options& options, const CacheShape& shape) {
     detail::check_table_size(kName, "prune_ratios", options.prune_ratios.size(),
                              {{}, detail::for_each_kv_head(shape)});

@@ -2,7 +2,6 @@
 #define KVEVICT_POLICIES_TWINKV_HPP_
 
 #include "kvevict/config.hpp"
-#include "kvevict/core/error.hpp"
 #include "kvevict/policies/composed.hpp"
 #include "kvevict/policies/key_geometry.hpp"
 #include "kvevict/policies/snapkv.hpp"
@@ -37,12 +36,11 @@ struct TwinKVOver : Base {
   static void check(const Options& options, const CacheShape& shape) {
     detail::check_recipe<Base>(options, shape);
     options.twins.check(kName, "twin_");
-    detail::require(Base::scope(options) == MaskScope::kHead, kName, "scope", 0,
-                    "must be one set per KV head");
+    detail::check_single_heads<Base>(kName, options);
   }
   static auto selector(const Options& options) {
     const KeyTwins twins(options.twins.distance);
-    if constexpr (requires { Base::selector(options); }) {
+    if constexpr (detail::Selects<Base>) {
       return TwinRepair(Base::selector(options), twins, options.twins);
     } else {
       return TwinRepair(BestOfAll{}, twins, options.twins);
