@@ -1,5 +1,7 @@
 #include "kvevict/policies/criticalkv.hpp"
 
+#include "kvevict/policies/defensivekv.hpp"
+#include "kvevict/policies/h2o.hpp"
 #include "kvevict/policies/key_geometry.hpp"
 #include "kvevict/selection/top_k.hpp"
 #include "support/errors.hpp"
@@ -133,6 +135,55 @@ TEST(CriticalKV, WrapsPoliciesOfOtherKinds) {
   // -|k|: the best score is 2's; then the best of the others.
   session.cut();
   EXPECT_EQ(session.kept(), (Positions{0, 2}));
+}
+
+// Sums 1.8, 1.2, .6, .4 and sizes 1, 1, 4, 1. The newest stays, the best sum is 0's; of the others
+// the product is 1.2 for 1 and 2.4 for 2. What is recent is the allocator's matter here, so that
+// there is no number of windows to count in.
+TEST(CriticalKV, WrapsHeavyHitters) {
+  using CriticalH2O =
+      kvevict::Policy<kvevict::Composed<kvevict::CriticalKVRecipe<kvevict::H2ORecipe>>>;
+  CriticalH2O::Options options = {.base = {.heavy = 2, .recent = 1},
+                                  .critical = {.epsilon = 0},
+                                  .output_projection = identity()};
+  RowSession<CriticalH2O> session(options, kOneHead);
+  session.policy.begin(4);
+  session.append(4);
+  const std::vector<float> values = {1, 1, -4, 1};
+  for (std::size_t slot = 0; slot < 4; ++slot)
+    *session.cache.value(0, 0, slot) = values[slot];
+  session.rows(0, {{{1}, {.5F, .5F}, {.2F, .5F, .3F}, {.1F, .2F, .3F, .4F}}});
+  session.policy.end_prefill(session.cache.view());
+  session.cut();
+  EXPECT_EQ(session.kept(), (Positions{0, 2, 3}));
+
+  options.first_stage_counts_window = true;
+  EXPECT_TRUE(refuses([&] { CriticalH2O(options, kOneHead); },
+                      {"CriticalKV", "first_stage_counts_window = 1"}));
+}
+
+// A base that selects by its signal. Largest attention .35, .3, .15, .1, .1, lifted to the mean .2:
+// the base keeps 0 and 1. Of what is left behind 0 the products are .3, .2, .8 and 1.
+TEST(CriticalKV, WrapsASelectorThatReadsTheSignal) {
+  using CriticalDefensiveKV =
+      kvevict::Policy<kvevict::Composed<kvevict::CriticalKVRecipe<kvevict::DefensiveKVRecipe>>>;
+  RowSession<CriticalDefensiveKV> session({.base = {.budget = 3,
+                                                    .observation_window = 1,
+                                                    .pooling = {.kernel_size = 1},
+                                                    .first_stage_mass = 0,
+                                                    .output_projection = identity()},
+                                           .critical = {.epsilon = 0},
+                                           .output_projection = identity()},
+                                          kOneHead);
+  session.policy.begin(6);
+  session.append(6);
+  const std::vector<float> values = {1, -1, 1, -4, 5, 1};
+  for (std::size_t slot = 0; slot < 6; ++slot)
+    *session.cache.value(0, 0, slot) = values[slot];
+  session.rows(0, {{{.35F, .30F, .15F, .10F, .10F, 0}}});
+  session.policy.end_prefill(session.cache.view());
+  session.cut();
+  EXPECT_EQ(session.kept(), (Positions{0, 4, 5}));
 }
 
 /// SnapKV whose heads share the layer's budget: the best of all heads win.

@@ -1,10 +1,12 @@
 #include "kvevict/policies/twinkv.hpp"
 
 #include "kvevict/policies/adakv.hpp"
+#include "kvevict/policies/defensivekv.hpp"
 #include "kvevict/policies/external_scores.hpp"
 #include "support/errors.hpp"
 #include "support/masks.hpp"
 #include "support/random.hpp"
+#include "support/row_session.hpp"
 #include "support/window_cache.hpp"
 
 #include <gtest/gtest.h>
@@ -13,6 +15,8 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -221,6 +225,38 @@ TEST(TwinKV, RepairsWhateverSelectionItWraps) {
     }
   }
   EXPECT_GT(swapped, 10U);
+}
+
+// A base that selects by its signal: DefensiveKV keeps 0, 1 and the window, token 4. Keys e1, e1,
+// e2, e3, e4: 0 and 1 are twins, the later one goes, and of 2 and 3, equally alone, 2 stays.
+TEST(TwinKV, RepairsASelectionByTheSignal) {
+  auto projection = std::make_shared<kvevict::OutputProjection>(kOneHead, 1, std::nullopt, true);
+  projection->set_layer(0, std::vector<float>(kOneHead.head_dim, 1.0F).data());
+  using Method = kvevict::Composed<kvevict::TwinKVOver<kvevict::DefensiveKVRecipe>>;
+  Method::Options options;
+  options.budget = 3;
+  options.observation_window = 1;
+  options.pooling.kernel_size = 1;
+  options.first_stage_mass = 0;
+  options.output_projection = projection;
+  options.twins.distance = 0;
+  options.twins.num_sink_tokens = 0;
+  options.twins.recent_window = 0;
+  RowSession<kvevict::Policy<Method>> session(options, kOneHead);
+  session.policy.begin(5);
+  session.append(5);
+  for (const auto& [slot, channel] : {std::pair{0, 0}, {1, 0}, {2, 1}, {3, 2}, {4, 3}})
+    session.cache.key(0, 0, static_cast<std::size_t>(slot))[channel] = 1;
+  session.rows(0, {{{.4F, .3F, .2F, .1F, 0}}});
+  session.policy.end_prefill(session.cache.view());
+  EXPECT_EQ(text_of(session.policy.select(session.cache.view())), "10101");
+}
+
+TEST(TwinKV, NeedsOneSetPerHead) {
+  using Repaired =
+      kvevict::Policy<kvevict::Composed<kvevict::TwinKVOver<kvevict::MeanCentredNormRecipe>>>;
+  EXPECT_TRUE(refuses([] { Repaired({}, kOneHead); },
+                      {"TwinKVMeanCentredNorm", "scope = 1", "per KV head"}));
 }
 
 TEST(TwinKV, RefusesWhatIsNoCosine) {

@@ -81,23 +81,38 @@ struct CriticalKVOptions {
 /// tokens.
 template <class Base>
 struct CriticalKVRecipe : Base {
+  static_assert(
+      !requires(const typename Base::Options& options) {
+        Base::scored_layer(options, std::size_t{});
+      },
+      "the base of CriticalKVRecipe must have no scored_layer: a layer that takes another one's "
+      "scores has values of its own");
   using Options = CriticalKVOptions<Base>;
   static constexpr std::string_view kName =
       Base::kName == AdaKVRecipe::kName ? "CriticalAdaKV" : "CriticalKV";
+  /// Or the allocator's matter.
+  static constexpr bool kWindowsAreOptions = requires(const typename Base::Options& options) {
+    Base::protection(options);
+  };
 
   static void check(const Options& options, const CacheShape& shape) {
     detail::check_recipe<Base>(options.base, shape);
     options.critical.check(kName, options.output_projection.get(), shape);
+    detail::require(kWindowsAreOptions || !options.first_stage_counts_window, kName,
+                    "first_stage_counts_window", options.first_stage_counts_window,
+                    "must be false where the base has no protection(options)");
   }
   static auto pipeline(const Options& options, const CacheShape& shape) {
     return Base::pipeline(options.base, shape);
   }
   static auto selector(const Options& options) {
-    const Protection windows = Base::protection(options.base);
     TwoStage<CriticalScores> stages = options.critical.stages(options.output_projection);
     stages.second.epsilon *= static_cast<float>(detail::rows_summed<Base>(options.base));
-    if (options.first_stage_counts_window)
-      stages.counted = windows.recent_window + windows.num_sink_tokens;
+    if constexpr (kWindowsAreOptions) {
+      const Protection windows = Base::protection(options.base);
+      if (options.first_stage_counts_window)
+        stages.counted = windows.recent_window + windows.num_sink_tokens;
+    }
     if constexpr (detail::Selects<Base>) {
       return TwoStageWithin(Base::selector(options.base), std::move(stages));
     } else {
@@ -112,7 +127,7 @@ struct CriticalKVRecipe : Base {
   static double num_rows_summed(const Options& options) noexcept {
     return detail::rows_summed<Base>(options.base);
   }
-  static Protection protection(const Options& options) noexcept {
+  static Protection protection(const Options& options) noexcept requires kWindowsAreOptions {
     return Base::protection(options.base);
   }
   static auto allocator(const Options& options, const CacheShape& shape) {

@@ -41,8 +41,13 @@ struct DMSOptions : Base::Options {
 /// The paper learns the decision, which needs a model that was trained for it; this is its
 /// eviction with any scores, as kvpress' DMSPress. Tokens of one step, a whole prompt too, are
 /// scored with each other in the cache. kvpress overwrites the keys of what is evicted; here it is
-/// evicted. Wants observe_cache in every step.
+/// evicted. Wants observe_cache in every step. The base must have a budget and a recent window
+/// among its options.
 template <Recipe Base>
+  requires requires(typename Base::Options& options) {
+    options.budget;
+    options.recent_window;
+  }
 struct DMSOver : Base {
   using Options = DMSOptions<Base>;
   static constexpr std::string_view kPrefix = "DMS";

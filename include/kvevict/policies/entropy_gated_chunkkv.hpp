@@ -27,7 +27,8 @@ struct EntropyGatedOptions : Base::Options {
 /// scores of another recipe, summed over the heads of a layer, which keep one set.
 ///
 /// What the other recipe protects stays, on top of the chunks; kvpress gives the window of SnapKV a
-/// score above all others and lets it go into chunks, means and entropies.
+/// score above all others and lets it go into chunks, means and entropies. The other recipe must
+/// have no selector.
 template <Recipe Base>
 struct EntropyGatedOver : Base {
   static_assert(!detail::Selects<Base>,

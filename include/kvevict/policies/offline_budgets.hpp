@@ -158,8 +158,13 @@ struct LUKVOptions : Base::Options {
 /// head h keeps (1 - prune_h) n, as whole numbers by largest remainder that add up to the rounded
 /// sum, at least 1 each, over any scores. kvpress clamps afterwards, so that its sum may leak; the
 /// default takes the missing ones from the largest. Choosing the row, round(100 ratio) - 1 of 99,
-/// is the caller's. The base is as that of PerLayerRecipe.
+/// is the caller's. The base must be as that of PerLayerRecipe and have both windows among its
+/// options.
 template <Recipe Base>
+  requires requires(typename Base::Options& options) {
+    options.num_sink_tokens;
+    options.recent_window;
+  }
 struct LUKVRecipe : Base {
   static_assert(
       !detail::Allocates<Base>,

@@ -64,9 +64,14 @@ class TwinRepair {
   TwinRepair(Base base, Twins twins, const TwinRepairOptions& options)
       : base_(std::move(base)), twins_(std::move(twins)), options_(options) {}
 
-  template <class Input>
-  void choose(std::span<ScoredLane> lanes, std::size_t quota, const Input& input) const {
-    repair_after(lanes, input, [&] { base_.choose(lanes, quota, input); });
+  /// @param signal  what `base` reads beside the scores, where it does
+  template <class Input, class... Signal>
+  void choose(std::span<ScoredLane> lanes, std::size_t quota, const Input& input,
+              const Signal&... signal) const requires requires(const Base& base) {
+    base.choose(lanes, quota, input, signal...);
+  }
+  {
+    repair_after(lanes, input, [&] { base_.choose(lanes, quota, input, signal...); });
   }
   /// The same over a selection that is made by `choose`.
   template <class Input>

@@ -56,8 +56,13 @@ class TwoStageWithin {
   TwoStageWithin(Counts counts, TwoStage<Second> stages)
       : counts_(std::move(counts)), stages_(std::move(stages)) {}
 
-  template <class Input>
-  void choose(std::span<ScoredLane> lanes, std::size_t quota, const Input& input) const {
+  /// @param signal  what `counts` reads beside the scores, where it does
+  template <class Input, class... Signal>
+  void choose(std::span<ScoredLane> lanes, std::size_t quota, const Input& input,
+              const Signal&... signal) const requires requires(const Counts& counts) {
+    counts.choose(lanes, quota, input, signal...);
+  }
+  {
     const auto num_safe = [&](std::size_t lane) {
       if constexpr (requires { counts_.num_safe(lanes, quota, lane); }) {
         return counts_.num_safe(lanes, quota, lane);
@@ -65,7 +70,7 @@ class TwoStageWithin {
         return std::size_t{0};
       }
     };
-    choose_within([&] { counts_.choose(lanes, quota, input); }, num_safe, lanes, input);
+    choose_within([&] { counts_.choose(lanes, quota, input, signal...); }, num_safe, lanes, input);
   }
   /// The same for as many as `choose_counts()` marks in the lanes' keep bits.
   /// @param num_safe  num_safe(index of a lane)
