@@ -159,7 +159,7 @@ TEST(CriticalKV, WrapsHeavyHitters) {
 
   options.first_stage_counts_window = true;
   EXPECT_TRUE(refuses([&] { CriticalH2O(options, kOneHead); },
-                      {"CriticalKV", "first_stage_counts_window = 1"}));
+                      {"CriticalH2O", "first_stage_counts_window = 1"}));
 }
 
 // A base that selects by its signal. Largest attention .35, .3, .15, .1, .1, lifted to the mean .2:
@@ -225,6 +225,13 @@ TEST(CriticalKV, TheBaseSaysHowManyEachHeadKeeps) {
   session.cut();
   EXPECT_EQ(session.kept(0), (Positions{0, 3, 4, 5}));
   EXPECT_EQ(session.kept(1), (Positions{1, 5}));
+}
+
+// Of several critical policies in one program an error says which.
+TEST(CriticalKV, IsNamedAfterItsBase) {
+  EXPECT_EQ(CriticalKV::kName, "CriticalKV");
+  EXPECT_EQ(kvevict::CriticalAdaKV::kName, "CriticalAdaKV");
+  EXPECT_EQ(kvevict::CriticalKVRecipe<kvevict::KnormRecipe>::kName, "CriticalKnorm");
 }
 
 TEST(CriticalKV, RefusesWhatItCannotUse) {

@@ -88,8 +88,10 @@ struct CriticalKVRecipe : Base {
       "the base of CriticalKVRecipe must have no scored_layer: a layer that takes another one's "
       "scores has values of its own");
   using Options = CriticalKVOptions<Base>;
-  static constexpr std::string_view kName =
-      Base::kName == AdaKVRecipe::kName ? "CriticalAdaKV" : "CriticalKV";
+  static constexpr std::string_view kPrefix = "Critical";
+  static constexpr std::string_view kName = Base::kName == SnapKVRecipe::kName
+                                                ? "CriticalKV"
+                                                : detail::JoinedName<kPrefix, Base::kName>::kName;
   /// Or the allocator's matter.
   static constexpr bool kWindowsAreOptions = requires(const typename Base::Options& options) {
     Base::protection(options);
