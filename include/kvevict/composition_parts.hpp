@@ -161,8 +161,7 @@ struct AdaPart {
     visit("floor_of_whole", options.floor_of_whole);
   }
   static void add(const Options& options, const PartContext& context, Additions& to) {
-    require(options.floor >= 0.0 && options.floor <= 1.0, context.where, "floor", options.floor,
-            "must be in [0, 1]");
+    check_floor(context.where, options.floor);
     to.competition = Competition::kLayer;
     to.selector.emplace<HeadFloors>(options.rule, options.floor, false, options.floor_of_whole);
   }

@@ -35,6 +35,23 @@ struct AdaKVOptions {
   SoftmaxSupport softmax_support = SoftmaxSupport::kAll;  ///< what a row's softmax runs over
 };
 
+namespace detail {
+
+/// What AdaKVOptions and AdaKVOverOptions say of floors.
+template <class O>
+[[nodiscard]] HeadFloors floors_of(const O& options) noexcept {
+  return {options.floor_rule, options.floor, options.official_rounding, options.floor_of_whole};
+}
+template <class O, class Visit>
+void visit_floors(O& options, Visit&& visit) {
+  visit("floor_rule", options.floor_rule);
+  visit("floor", options.floor);
+  visit("official_rounding", options.official_rounding);
+  visit("floor_of_whole", options.floor_of_whole);
+}
+
+}  // namespace detail
+
 /// SnapKV's scores, with the heads of a layer sharing its budget (AdaKV, arXiv 2407.11550, section
 /// 3 and algorithm 1): the best of the layer win, and HeadFloors says what a head that wins little
 /// keeps. With b = budget - window:
@@ -50,8 +67,7 @@ struct AdaKVRecipe : VotesByWindow<AdaKVRecipe, AdaKVOptions> {
 
   static void check(const Options& options, const CacheShape& shape) {
     detail::check_covers_window(kName, options.budget, shape, options.observation_window);
-    detail::require(options.floor >= 0.0 && options.floor <= 1.0, kName, "floor", options.floor,
-                    "must be in [0, 1]");
+    detail::check_floor(kName, options.floor);
     detail::require(options.pyramid_beta >= 1.0, kName, "pyramid_beta", options.pyramid_beta,
                     "must be >= 1");
   }
@@ -61,17 +77,11 @@ struct AdaKVRecipe : VotesByWindow<AdaKVRecipe, AdaKVOptions> {
         options.official_rounding ? PyramidRounding::kOfficial : PyramidRounding::kExact,
         Competition::kLayer);
   }
-  static auto selector(const Options& options) noexcept {
-    return HeadFloors(options.floor_rule, options.floor, options.official_rounding,
-                      options.floor_of_whole);
-  }
+  static auto selector(const Options& options) noexcept { return detail::floors_of(options); }
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
     visit_common_options(options, visit);
-    visit("floor_rule", options.floor_rule);
-    visit("floor", options.floor);
-    visit("official_rounding", options.official_rounding);
-    visit("floor_of_whole", options.floor_of_whole);
+    detail::visit_floors(options, visit);
     visit("pyramid_beta", options.pyramid_beta);
   }
 };
@@ -102,24 +112,17 @@ struct AdaKVOver : Base {
   static void check(const Options& options, const CacheShape& shape) {
     detail::check_recipe<Base>(options, shape);
     detail::check_single_heads<Base>(kName, options);
-    detail::require(options.floor >= 0.0 && options.floor <= 1.0, kName, "floor", options.floor,
-                    "must be in [0, 1]");
+    detail::check_floor(kName, options.floor);
   }
   static auto allocator(const Options& options, const CacheShape& shape) {
     return detail::EditedAllocator(detail::allocator_of<Base>(options, shape),
                                    detail::SetCompetition{Competition::kLayer});
   }
-  static auto selector(const Options& options) noexcept {
-    return HeadFloors(options.floor_rule, options.floor, options.official_rounding,
-                      options.floor_of_whole);
-  }
+  static auto selector(const Options& options) noexcept { return detail::floors_of(options); }
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
     Base::visit_options(options, visit);
-    visit("floor_rule", options.floor_rule);
-    visit("floor", options.floor);
-    visit("official_rounding", options.official_rounding);
-    visit("floor_of_whole", options.floor_of_whole);
+    detail::visit_floors(options, visit);
   }
 };
 

@@ -49,8 +49,7 @@ struct NestedKVRecipe : CutsByCacheScore {
          {std::pair{"gap_gain", options.gap_gain}, std::pair{"gate_gain", options.gate_gain},
           std::pair{"gate_centre", options.gate_centre}})
       detail::require(std::isfinite(value), kName, field, value, "must be finite");
-    detail::require(options.floor >= 0.0 && options.floor <= 1.0, kName, "floor", options.floor,
-                    "must be in [0, 1]");
+    detail::check_floor(kName, options.floor);
   }
   static auto pipeline(const Options& options, const CacheShape& /*shape*/) {
     return NestedAnomalies(options.trailing_window) |

@@ -100,6 +100,19 @@ struct HeadKVRecipe : VotesByWindow<HeadKVRecipe, HeadKVOptions> {
   }
 };
 
+namespace detail {
+
+/// The options of a recipe whose budget a table replaces.
+template <class Base, class Visit>
+void visit_all_but_budget(typename Base::Options& options, Visit&& visit) {
+  Base::visit_options(options, [&](std::string_view name, auto& field) {
+    if (name != "budget")
+      visit(name, field);
+  });
+}
+
+}  // namespace detail
+
 /// Options of a recipe whose budgets are shares of a table; its own `budget` has no meaning.
 template <class Base>
 struct PerLayerOptions : Base::Options {
@@ -134,10 +147,7 @@ struct PerLayerRecipe : Base {
   }
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
-    Base::visit_options(options, [&](std::string_view name, auto& field) {
-      if (name != "budget")
-        visit(name, field);
-    });
+    detail::visit_all_but_budget<Base>(options, visit);
     visit("compression_ratios", options.compression_ratios);
   }
 };
@@ -188,10 +198,7 @@ struct LUKVRecipe : Base {
   }
   template <class Visit>
   static void visit_options(Options& options, Visit&& visit) {
-    Base::visit_options(options, [&](std::string_view name, auto& field) {
-      if (name != "budget")
-        visit(name, field);
-    });
+    detail::visit_all_but_budget<Base>(options, visit);
     visit("prune_ratios", options.prune_ratios);
     visit("official_rounding", options.official_rounding);
   }

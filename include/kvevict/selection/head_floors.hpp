@@ -3,6 +3,7 @@
 
 #include "kvevict/allocation/apportion.hpp"
 #include "kvevict/config.hpp"
+#include "kvevict/core/error.hpp"
 #include "kvevict/core/scored_lane.hpp"
 #include "kvevict/core/slot_bits.hpp"
 #include "kvevict/selection/top_k.hpp"
@@ -29,6 +30,15 @@ enum class FloorRule : std::uint8_t {
   return std::array<std::pair<std::string_view, FloorRule>, 2>{
       {{"interpolate", FloorRule::kInterpolate}, {"guarantee", FloorRule::kGuarantee}}};
 }
+
+namespace detail {
+
+/// Throws InvalidArgument, naming `where`, for a share that is none.
+inline void check_floor(std::string_view where, double floor) {
+  require(floor >= 0.0 && floor <= 1.0, where, "floor", floor, "must be in [0, 1]");
+}
+
+}  // namespace detail
 
 /// Chooses for lanes that compete for a quota q, b = q / lanes on average:
 ///
