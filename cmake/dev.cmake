@@ -23,9 +23,21 @@ else()
   endif()
 endif()
 
+# The kernels of these programs are compiled once, which halves the time of many units; tests of
+# kernels and of what users do have them in every unit.
+set(kernels ${PROJECT_BINARY_DIR}/kernels.cpp)
+file(CONFIGURE OUTPUT ${kernels} CONTENT
+     "#define KVEVICT_DEFINE_KERNELS\n#include \"kvevict/kernels/kernels.hpp\"\n")
+add_library(kvevict_kernels STATIC EXCLUDE_FROM_ALL ${kernels})
+target_link_libraries(kvevict_kernels PUBLIC kvevict_dev)
+target_compile_definitions(kvevict_kernels PUBLIC KVEVICT_SHARED_KERNELS=1)
+if(NOT MSVC AND NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
+  target_compile_options(kvevict_kernels PRIVATE -O3)
+endif()
+
 # The machine's instruction set, for all that passes Eigen's types around: their alignment goes by it.
 add_library(kvevict_native INTERFACE)
-target_link_libraries(kvevict_native INTERFACE kvevict_dev)
+target_link_libraries(kvevict_native INTERFACE kvevict_kernels)
 add_library(kvevict_fast INTERFACE)
 target_link_libraries(kvevict_fast INTERFACE kvevict_native)
 if(KVEVICT_NATIVE AND NOT MSVC AND NOT CMAKE_CROSSCOMPILING)

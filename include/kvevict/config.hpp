@@ -14,6 +14,13 @@
 #define KVEVICT_ENABLE_SIMD 1
 #endif
 
+// 1 for every unit of a program: its kernels are compiled in one of them alone, the one that
+// defines KVEVICT_DEFINE_KERNELS before it includes kernels/kernels.hpp. 0: each unit has its own,
+// inline.
+#ifndef KVEVICT_SHARED_KERNELS
+#define KVEVICT_SHARED_KERNELS 0
+#endif
+
 #if KVEVICT_ENABLE_SIMD && (defined(__x86_64__) || defined(_M_X64))
 #define KVEVICT_HAS_X86 1
 #else

@@ -6,13 +6,24 @@
 #include "kvevict/config.hpp"
 #include "kvevict/kernels/cpu.hpp"
 #include "kvevict/kernels/kernel_set.hpp"
-#include "kvevict/kernels/scalar.hpp"
 
+#if KVEVICT_SHARED_KERNELS
+#define KVEVICT_KERNELS_INLINE
+#else
+#define KVEVICT_KERNELS_INLINE inline
+#endif
+
+#if !KVEVICT_SHARED_KERNELS || defined(KVEVICT_DEFINE_KERNELS)
+#define KVEVICT_DEFINES_KERNELS 1
+#include "kvevict/kernels/scalar.hpp"
 #if KVEVICT_HAS_X86
 #include "kvevict/kernels/avx2.hpp"
 #include "kvevict/kernels/avx512.hpp"
 #elif KVEVICT_HAS_NEON
 #include "kvevict/kernels/neon.hpp"
+#endif
+#else
+#define KVEVICT_DEFINES_KERNELS 0
 #endif
 
 KVEVICT_NAMESPACE_BEGIN
@@ -32,7 +43,15 @@ namespace kernels {
 }
 
 /// The kernels of `isa`; the scalar ones where it is not available.
-[[nodiscard]] inline const KernelSet& get(Isa isa) noexcept {
+[[nodiscard]] const KernelSet& get(Isa isa) noexcept;
+
+/// The kernels that policies use unless they are given others.
+[[nodiscard]] inline const KernelSet& best() noexcept {
+  return get(best_isa());
+}
+
+#if KVEVICT_DEFINES_KERNELS
+KVEVICT_KERNELS_INLINE const KernelSet& get(Isa isa) noexcept {
   if (is_available(isa)) {
 #if KVEVICT_HAS_X86
     if (isa == Isa::kAvx512)
@@ -46,13 +65,12 @@ namespace kernels {
   }
   return scalar::kSet;
 }
-
-/// The kernels that policies use unless they are given others.
-[[nodiscard]] inline const KernelSet& best() noexcept {
-  return get(best_isa());
-}
+#endif
 
 }  // namespace kernels
 KVEVICT_NAMESPACE_END
+
+#undef KVEVICT_DEFINES_KERNELS
+#undef KVEVICT_KERNELS_INLINE
 
 #endif  // KVEVICT_KERNELS_KERNELS_HPP_
