@@ -193,9 +193,17 @@ TEST(ScissorHands, RefusesWhatItCannotUse) {
   EXPECT_TRUE(refuses([&] { ScissorHands(table, kOneHead); }, {"ScissorHands", "drop", "3"}));
   table.layer_budgets = {4};
   table.recent_window = 3;  // a cut leaves 2
-  EXPECT_TRUE(refuses([&] { ScissorHands(table, kOneHead); }, {"layer_budgets", "4"}));
-  // A cut would leave 7 tokens, fewer than the 10 recent ones.
-  EXPECT_TRUE(refuses([] { ScissorHands({.budget = 12}, kOneHead); }, {"ScissorHands", "budget"}));
+  EXPECT_TRUE(
+      refuses([&] { ScissorHands(table, kOneHead); }, {"layer_budgets = 4 must be at least 5"}));
+  // A cut would leave 12 + 1 - 6 tokens, fewer than the 10 recent ones; of 18 it leaves 10.
+  EXPECT_TRUE(refuses([] { ScissorHands({.budget = 12}, kOneHead); },
+                      {"ScissorHands: budget = 12 must be at least 18"}));
+  EXPECT_TRUE(refuses([] { ScissorHands({.budget = 17}, kOneHead); },
+                      {"ScissorHands: budget = 17 must be at least 18"}));
+  EXPECT_NO_THROW(ScissorHands({.budget = 18}, kOneHead));
+  EXPECT_TRUE(refuses([] { ScissorHands({.budget = 11, .drop = 3}, kOneHead); },
+                      {"ScissorHands: budget = 11 must be at least 12"}));
+  EXPECT_NO_THROW(ScissorHands({.budget = 12, .drop = 3}, kOneHead));
 }
 
 }  // namespace

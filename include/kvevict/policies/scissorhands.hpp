@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -49,9 +50,15 @@ struct ScissorHandsRecipe : CutsEveryStep {
     detail::require(least > 0, kName, field, least, "must be > 0");
     detail::require(options.drop <= least, kName, "drop", options.drop,
                     "must not exceed the budget");
-    // Without a table this is what every policy is asked.
-    detail::require(size == 0 || least + 1 - drop(options) >= options.recent_window, kName, field,
-                    least, "must leave the recent window behind a cut");
+    // Asked here, where what the caller wrote is known; by default half of the budget goes.
+    if (least + 1 - drop(options) < options.recent_window) {
+      const std::size_t fits =
+          options.recent_window - 1 + (options.drop > 0 ? options.drop : options.recent_window - 1);
+      detail::throw_invalid_field(kName, field, least,
+                                  std::string("must be at least ")
+                                      .append(std::to_string(fits))
+                                      .append(": a cut leaves the recent window"));
+    }
   }
   static auto pipeline(const Options& options, const CacheShape& shape) {
     return Pipeline(BelowUniformCount(kName, shape, options.history));
