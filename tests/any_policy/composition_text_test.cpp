@@ -7,7 +7,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -369,6 +372,101 @@ TEST(CompositionText, ARuleTakesItsSamplesBehindTheScores) {
       EXPECT_NO_THROW(hand_over());
     }
   }
+}
+
+// Rule R9: what stays of five tokens is the same behind three slots of padding, whatever lies
+// there.
+struct PaddedCase {
+  std::string text;
+  std::vector<float> scores;   // of the tokens; keys have these norms
+  std::vector<bool> kept;      // worked out by hand
+  std::size_t num_behind = 0;  // tokens that come without a score, before the cut
+};
+std::vector<bool> kept_behind(std::size_t padding, float content, const PaddedCase& test) {
+  constexpr CacheShape kOneHead{
+      .num_layers = 1, .num_q_heads = 1, .num_kv_heads = 1, .head_dim = 1};
+  AnyPolicy policy =
+      make(test.text, {.shape = kOneHead, .supplied = kModel.supplied | Inputs::kScores});
+  WindowCache cache(kOneHead, 16);
+  std::vector<float> scores(padding, content);
+  scores.insert(scores.end(), test.scores.begin(), test.scores.end());
+  cache.valid().assign(16, 1);
+  std::fill_n(cache.valid().begin(), padding, std::uint8_t{0});
+  for (std::size_t slot = 0; slot < scores.size(); ++slot)
+    *cache.key(0, 0, slot) = scores[slot];
+  policy.begin(scores.size());
+  policy.append(scores.size());
+  cache.append(scores.size());
+  if (policy.wants_scores())
+    policy.observe_scores(0, 0, scores);
+  policy.observe_cache(cache.view());
+  policy.end_prefill(cache.view());
+  for (std::size_t token = 0; token < test.num_behind; ++token) {
+    policy.append(1);
+    cache.append(1);
+    policy.observe_cache(cache.view());
+  }
+  const KeepMask mask = policy.select(cache.view());
+  policy.apply(mask);
+  EXPECT_EQ(policy.counters().non_finite, 0U);
+  std::vector<bool> kept;
+  for (std::size_t slot = padding; slot < cache.seq_len(); ++slot)
+    kept.push_back(mask.keeps(0, 0, slot));
+  return kept;
+}
+TEST(CompositionText, PaddingHasNoSayInAnyPart) {
+  const std::vector<PaddedCase> cases = {
+      // Minus the norms, means of three with zeros outside: -1, -2, -3, -4, -3: of the tied third
+      // and fifth the third.
+      {"knorm(budget=3) + pool(kernel_size=3)", {1, 2, 3, 4, 5}, {true, true, true, false, false}},
+      {"knorm(budget=3) + temporal", {1, 2, 3, 4, 5}, {true, true, true, false, false}},
+      // 1, 2, 3, 4, 3.
+      {"externalscores(budget=3) + pool(kernel_size=3)",
+       {1, 2, 3, 4, 5},
+       {false, false, true, true, true}},
+      // Means of what is there: 2, 2.07, 2.2, 1.87, 1.7.
+      {"externalscores(budget=3) + pool(kernel_size=3,edge=shrink)",
+       {2, 2, 2.2F, 2.4F, 1},
+       {true, true, true, false, false}},
+      // No less than their mean: 4, 3, 3, 5, 3, and of equals the first.
+      {"externalscores(budget=3) + at_least_mean",
+       {4, 2, 1, 5, 3},
+       {true, true, false, true, false}},
+      // The largest of two from each on: -1, -1, -4, -4, -5.
+      {"externalscores(budget=3) + forward_max(width=2)",
+       {-2, -1, -6, -4, -5},
+       {true, true, true, false, false}},
+      // Two that enter at the mean of the others, 3: of the three 3s the first.
+      {"externalscores(budget=3) + temporal(score_free=true)",
+       {1, 2, 3, 4, 5},
+       {false, false, true, true, true, false, false},
+       2},
+  };
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const PaddedCase& test : cases) {
+    SCOPED_TRACE(test.text);
+    EXPECT_EQ(kept_behind(0, 0.0F, test), test.kept);
+    for (const float content :
+         {0.0F, 1000.0F, -1000.0F, kInfinity, std::numeric_limits<float>::quiet_NaN()})
+      EXPECT_EQ(kept_behind(3, content, test), test.kept) << content;
+  }
+}
+
+// Behind the tokens 3, 1 and 2, of which two make 3, 2 and 2: with the 9 there the third would
+// stay.
+TEST(CompositionText, PaddingBehindTheTokensLeadsToNothing) {
+  constexpr CacheShape kOneHead{
+      .num_layers = 1, .num_q_heads = 1, .num_kv_heads = 1, .head_dim = 1};
+  AnyPolicy policy = make("externalscores(budget=1) + forward_max(width=2)",
+                          {.shape = kOneHead, .supplied = Inputs::kScores});
+  WindowCache cache(kOneHead, 4);
+  cache.valid() = {1, 1, 1, 0};
+  policy.append(4);
+  cache.append(4);
+  policy.observe_scores(0, 0, std::vector<float>{3, 1, 2, 9});
+  const KeepMask mask = policy.select(cache.view());
+  EXPECT_EQ(mask.total_count(), 1U);
+  EXPECT_TRUE(mask.keeps(0, 0, 0));
 }
 
 // Errors name the part and its column.

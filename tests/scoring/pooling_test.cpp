@@ -7,6 +7,8 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -45,6 +47,23 @@ TEST(Pooling, KernelWiderThanTheScores) {
               {10.5F, 10.5F});
   expect_near(pooled({.kind = PoolKind::kMax, .kernel_size = 7}, {7, 14}), {14, 14});
   expect_near(pooled({.kernel_size = 7}, {}), {});
+}
+
+// Rule R9: each run of tokens is pooled as if it were the sequence, and what lies between is not
+// read: 3 and 6, then 9, 3 and 6.
+TEST(Pooling, ASlotWithoutATokenIsAnEdge) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> x{kNan, 1000, 3, 6, kNan, 9, 3, 6, -1000};
+  const std::vector<std::uint8_t> valid{0, 0, 1, 1, 0, 1, 1, 1, 0};
+  const auto pooled_runs = [&](const Pooling& pooling) {
+    std::vector<float> out(x.size(), -1.0F);
+    pooling.apply(x, valid, kernels::best(), out);
+    return out;
+  };
+  expect_near(pooled_runs({.kernel_size = 3}), {0, 0, 3, 3, 0, 4, 6, 3, 0});
+  expect_near(pooled_runs({.kernel_size = 3, .edge = kernels::PoolEdge::kShrink}),
+              {0, 0, 4.5F, 4.5F, 0, 6, 6, 4.5F, 0});
+  expect_near(pooled_runs({.kind = PoolKind::kMax, .kernel_size = 3}), {0, 0, 6, 6, 0, 9, 9, 6, 0});
 }
 
 TEST(Pooling, EvenKernelHasNoCentre) {

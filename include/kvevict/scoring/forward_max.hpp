@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <span>
 
 KVEVICT_NAMESPACE_BEGIN
@@ -24,11 +25,13 @@ inline void forward_max(std::size_t width, std::span<float> x) noexcept {
   }
 }
 
-/// The same of every array.
+/// The same of every array; a slot that holds no token adds nothing to others (rule R9).
 struct ForwardMax {
   std::size_t width = 7;  ///< slots, its own included; 1: nothing happens
 
-  void apply(const ScoreInput& /*input*/, LaneScores& scores) const noexcept {
+  void apply(const ScoreInput& /*input*/, LaneScores& scores) const {
+    for (std::size_t head = 0; head < scores.num_heads(); ++head)
+      scores.clear_invalid(head, std::numeric_limits<float>::quiet_NaN());
     for (std::size_t i = 0; i < scores.num_arrays(); ++i)
       forward_max(width, scores.array(i));
   }

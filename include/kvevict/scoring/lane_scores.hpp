@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 KVEVICT_NAMESPACE_BEGIN
@@ -84,15 +85,21 @@ class LaneScores {
   /// [count()] memory for one more array, overwritten by others that ask for it.
   [[nodiscard]] std::span<float> spare() const { return input_.scratch.floats(1, count_); }
 
-  /// Sets the scores of a head's slots that hold no token to 0; the first head speaks for one array
-  /// of all of them.
-  void clear_invalid(std::size_t head) const {
+  /// [count()] of array `index`: 0 where a slot holds no token; empty: all do. The first head
+  /// speaks for one array of all of them.
+  [[nodiscard]] std::span<const std::uint8_t> valid(std::size_t index) const {
+    const std::span<const std::uint8_t> valid = cache(head_of(index)).valid;
+    return valid.empty() ? valid : valid.subspan(first_, count_);
+  }
+  /// Sets the scores of a head's slots that hold no token to `score`: 0, or NaN for a stage that
+  /// leaves out what is not finite. The first head speaks for one array of all of them.
+  void clear_invalid(std::size_t head, float score = 0.0F) const {
     if (head * arrays_per_head_ >= num_arrays_)
       return;
     const auto valid = cache(head).valid;
     for (std::size_t slot = 0; !valid.empty() && slot < count_; ++slot) {
       for (std::size_t i = 0; valid[first_ + slot] == 0 && i < arrays_per_head_; ++i)
-        array(head * arrays_per_head_ + i)[slot] = 0.0F;
+        array(head * arrays_per_head_ + i)[slot] = score;
     }
   }
 

@@ -50,6 +50,26 @@ struct Pooling {
       kernel.max_pool(x.data(), x.size(), kernel_size, out.data());
     }
   }
+  /// The same of each run of slots that hold a token: a slot that holds none is an edge, as if the
+  /// sequence ended there, and becomes 0 whatever lies there (rule R9).
+  /// @param valid  [x.size()] 0 where a slot holds no token; empty: all do
+  void apply(std::span<const float> x, std::span<const std::uint8_t> valid,
+             const kernels::KernelSet& kernel, std::span<float> out) const noexcept {
+    if (valid.empty())
+      return apply(x, kernel, out);
+    for (std::size_t first = 0; first < x.size();) {
+      std::size_t last = first + 1;
+      while (last < x.size() && (valid[last] != 0) == (valid[first] != 0))
+        ++last;
+      const std::span<float> run = out.subspan(first, last - first);
+      if (valid[first] != 0) {
+        apply(x.subspan(first, run.size()), kernel, run);
+      } else {
+        std::fill(run.begin(), run.end(), 0.0F);
+      }
+      first = last;
+    }
+  }
 };
 
 KVEVICT_NAMESPACE_END

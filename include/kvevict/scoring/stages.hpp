@@ -13,13 +13,15 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 
 KVEVICT_NAMESPACE_BEGIN
 
 // Stages that look at scores alone.
 
-/// Smooths every array over neighbouring slots.
+/// Smooths every array over neighbouring slots. A slot that holds no token is an edge, like the
+/// sequence's own, and becomes 0 (rule R9).
 struct Pool {
   Pooling pooling;
 
@@ -30,7 +32,7 @@ struct Pool {
       const std::span<float> spare = scores.spare();
       const std::span<float> array = scores.array(i);
       std::copy(array.begin(), array.end(), spare.begin());
-      pooling.apply(spare, input.kernel, array);
+      pooling.apply(spare, scores.valid(i), input.kernel, array);
     }
   }
 };
@@ -140,9 +142,12 @@ struct HeadReduction {
 };
 
 /// Lifts every score to the mean of its array, so that what looks unimportant now is not ranked by
-/// noise (DefensiveKV). Scores that are not finite take no part.
+/// noise (DefensiveKV). Scores that are not finite take no part, nor do slots that hold no token
+/// (rule R9).
 struct AtLeastMean {
   void apply(const ScoreInput& /*input*/, LaneScores& scores) const {
+    for (std::size_t head = 0; head < scores.num_heads(); ++head)
+      scores.clear_invalid(head, std::numeric_limits<float>::quiet_NaN());
     for (std::size_t i = 0; i < scores.num_arrays(); ++i) {
       const std::span<float> array = scores.array(i);
       const auto finite = std::count_if(array.begin(), array.end(),

@@ -46,9 +46,8 @@ struct ValuePrior {
         each_array(
             [&](std::span<float> array) { array[slot] = std::numeric_limits<float>::quiet_NaN(); });
       }
-      pooling.apply(squares, input.kernel, prior);
-      for (std::size_t slot = 0; slot < count; ++slot)
-        prior[slot] = lane.has_token(first + slot) ? prior[slot] : 0.0F;
+      const auto valid = lane.valid.empty() ? lane.valid : lane.valid.subspan(first, count);
+      pooling.apply(squares, valid, input.kernel, prior);
       const float largest = input.kernel.max_value(prior.data(), count);
       each_array([&](std::span<float> array) {
         for (std::size_t slot = 0; largest > 0.0F && slot < count; ++slot)

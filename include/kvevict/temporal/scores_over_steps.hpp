@@ -4,6 +4,7 @@
 #include "kvevict/config.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/keep_mask.hpp"
+#include "kvevict/core/lane.hpp"
 #include "kvevict/core/scored_lane.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
@@ -314,7 +315,12 @@ class ScoresOverSteps {
       const std::span<float> samples(samples_.data(), scores.size());
       if (first_slot < scores.size())
         scorer_.score(input, lane, samples, first_slot);
+      const Lane cache = LaneScores(input, lane).cache();
       for (std::size_t slot = first_slot; slot < scores.size(); ++slot) {
+        if (!cache.has_token(slot)) {  // no sample, and no part of a mean (rule R9)
+          scores[slot] = detail::SampledScores::kUnknown;
+          continue;
+        }
         if (!std::isfinite(samples[slot])) {
           ++non_finite;
           continue;
