@@ -1,12 +1,14 @@
 // Policies put together at random by text: what holds for every policy holds for them.
 #include "engine/policies.hpp"
 #include "kvevict/any_policy.hpp"
+#include "kvevict/core/counters.hpp"
 #include "kvevict/core/error.hpp"
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/protection.hpp"
 #include "kvevict/core/rotary.hpp"
 #include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
+#include "kvevict/core/types.hpp"
 #include "kvevict/scoring/output_projection.hpp"
 #include "support/layouts.hpp"
 #include "support/random.hpp"
@@ -16,6 +18,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
@@ -52,6 +55,7 @@ const std::vector<std::string>& policies() {
       "DropKV(budget=10,observation_window=4)",
       "EvolKV(budget=10,observation_window=4,layer_budgets=12:10:8)",
       "ExpectedAttention(budget=10)",
+      "ExternalScores(budget=10,unscored=9)",
       "Finch(budget=10,observation_window=4)",
       "H2O(heavy=7,recent=3)",
       "H2O(heavy=7,recent=3,scope=layer)",
@@ -92,6 +96,7 @@ const std::vector<Part>& parts() {
       {.text = "fast_caote"},
       {.text = "values"},
       {.text = "pool(kernel_size=3)"},
+      {.text = "pool(kernel_size=3,edge=shrink)"},
       {.text = "pool(kind=max,kernel_size=5)"},
       {.text = "forward_max(width=3)"},
       {.text = "sum_to_one"},
@@ -99,6 +104,8 @@ const std::vector<Part>& parts() {
       {.text = "at_least_mean"},
       {.text = "temporal(rule=ema,decay=0.5)"},
       {.text = "temporal(rule=lifetime_mean)"},
+      {.text = "temporal(rule=max,refresh_interval=3)"},
+      {.text = "temporal(score_free=true)"},
       {.text = "layer_shares"},
       {.text = "protect(num_sink_tokens=2,recent_window=4)"},
       {.text = "schedule(decode_interval=4)"},
@@ -131,6 +138,7 @@ ModelInfo model_info() {
     projection->set_layer(layer, weight.data());
   }
   return {.shape = kShape,
+          .supplied = ModelInfo{}.supplied | Inputs::kScores,
           .output_projection = projection,
           .rotary = RotaryEmbedding{.inv_freq = {1.0, 0.1, 0.01}}};
 }
@@ -221,7 +229,7 @@ TEST(RandomCompositions, KeepWhatEveryPolicyKeeps) {
   const ModelInfo model = model_info();
   Random random(2026);
   std::map<std::string, std::size_t> used;  // by policy and by part
-  for (std::size_t i = 0; i < 12 * parts().size(); ++i) {
+  for (std::size_t i = 0; i < 16 * parts().size(); ++i) {
     const Composition composition = draw(random, i % parts().size());
     std::optional<AnyPolicy> policy;
     try {
@@ -261,6 +269,93 @@ TEST(RandomCompositions, KeepWhatEveryPolicyKeeps) {
   }
   for (const std::string& text : policies())
     EXPECT_GT(used[text], 0U) << text;
+  for (const Part& part : parts())
+    EXPECT_GT(used[part.text], 0U) << part.text;
+}
+
+/// Policies by whose definition padding has a say.
+const std::map<std::string, std::string>& minds_padding() {
+  static const std::map<std::string, std::string> reasons = {
+      {"Finch", "its share counts slots"},
+      {"Keyformer", "draws by position"},
+      {"RandomAttention", "draws by position"},
+      {"RandomEviction", "draws by position"},
+      {"VaSE", "draws by position"},
+  };
+  return reasons;
+}
+
+std::string name_of(const std::string& text) {
+  return text.substr(0, text.find('('));
+}
+
+/// What both have, the padded one's positions counted from its first token.
+void expect_same_tokens(const Engine& plain, const Engine& padded) {
+  for (std::size_t lane = 0; lane < kLanes; ++lane) {
+    std::vector<std::size_t> expected = plain.all_positions()[lane];
+    for (std::size_t& position : expected)
+      position += padded.model.padding;
+    std::vector<std::size_t> tokens = padded.all_positions()[lane];
+    tokens.erase(tokens.begin(),
+                 std::lower_bound(tokens.begin(), tokens.end(), padded.model.padding));
+    EXPECT_EQ(tokens, expected) << "lane " << lane;
+  }
+}
+
+// Rule R9: a run behind padding, whatever lies there, is the run without it.
+TEST(RandomCompositions, NeitherReadNorCountPadding) {
+  const ModelInfo model = model_info();
+  Random random(9);
+  std::map<std::string, std::size_t> used;
+  for (std::size_t i = 0; i < 24 * parts().size(); ++i) {
+    const Composition composition = draw(random, i % parts().size());
+    std::optional<AnyPolicy> policy;
+    try {
+      policy = engine::make_policy(composition.text, "", model);
+    } catch (const InvalidArgument&) {
+      continue;
+    }
+    if (minds_padding().count(name_of(composition.text)) > 0)
+      continue;
+    const auto cache = kvevict_test::layouts::nhd(kShape, 128, ElementType::kF32);
+    const std::uint64_t seed = random.bits();
+    // Within a word of slots and with a whole one.
+    const std::size_t padding = random.below(4) == 0 ? 64 : 1 + random.below(5);
+    const std::size_t len = 14 + random.below(15);
+    const std::size_t num_waiting = random.below(4);  // tokens that come before the first cut
+    SCOPED_TRACE(composition.text + ", padding " + std::to_string(padding) + ", prompt " +
+                 std::to_string(len) + ", then " + std::to_string(num_waiting));
+    Engine plain(*policy, cache, {.seed = seed});
+    Engine padded(*policy, cache, {.seed = seed, .padding = padding});
+    plain.prompt(len);
+    padded.prompt(padding + len);
+    for (std::size_t token = 0; token < num_waiting; ++token) {
+      plain.feed(1);
+      padded.feed(1);
+    }
+    if (!plain.policy.should_evict())
+      continue;  // padding alone may make a cut due
+    ++used[policies()[composition.chosen[0]]];
+    for (std::size_t part = 1; part < composition.chosen.size(); ++part)
+      ++used[parts()[composition.chosen[part]].text];
+    for (std::size_t token = 0; token < 8; ++token) {
+      EXPECT_EQ(plain.evict_if_due(), padded.evict_if_due());
+      expect_same_tokens(plain, padded);
+      plain.feed(1);
+      padded.feed(1);
+    }
+    const Counters expected = plain.policy.counters();
+    const Counters counters = padded.policy.counters();
+    EXPECT_EQ(counters.non_finite, expected.non_finite);
+    EXPECT_EQ(counters.missing_signals, expected.missing_signals);
+    EXPECT_EQ(counters.protected_entries, expected.protected_entries);
+    EXPECT_EQ(counters.budget_not_reached, expected.budget_not_reached);
+    EXPECT_EQ(counters.kept, expected.kept);
+    if (testing::Test::HasFailure())
+      return;
+  }
+  for (const std::string& text : policies())
+    EXPECT_EQ(used[text] > 0, minds_padding().count(name_of(text)) == 0) << text;
   for (const Part& part : parts())
     EXPECT_GT(used[part.text], 0U) << part.text;
 }

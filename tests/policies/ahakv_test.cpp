@@ -127,6 +127,18 @@ TEST(AhaKV, PaddingAndNaN) {
   EXPECT_EQ(nan.policy.counters().non_finite, 1U);
 }
 
+// Nine tokens behind a slot of padding, and then the tenth: the gain is that of i = 10.
+TEST(AhaKV, PaddingOfThePromptIsNoToken) {
+  RowSession<AhaKV> session(plain(1), kOneHead);
+  session.cache.valid() = {0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+  for (std::size_t slot = 0; slot < 11; ++slot)
+    session.cache.value(0, 0, slot)[0] = 1;
+  session.prompt(10);
+  session.step({{{{0, .5F, .25F, .25F, 0, 0, 0, 0, 0, 0, 0}}}});
+  expect_near(scores_of(session.policy, session.cache),
+              {0, .688759F, .155621F, .155621F, 0, 0, 0, 0, 0, 0, 0});
+}
+
 TEST(AhaKV, KeepsAllUpToTheBudgetAndThatManyBeyond) {
   for (std::size_t len = 1; len <= 6; ++len) {
     auto session = session_of(plain(4), std::vector<float>(len, 1.0F),

@@ -18,6 +18,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -49,6 +50,7 @@ class LayoutCache {
         lane_of_(std::move(lane_of)),
         table_(std::move(table)),
         lengths_(shape.num_layers * shape.num_kv_heads, 0),
+        paddings_(lengths_),
         memory_(2 * kGuard + kvevict::row_bytes(type, num_elements), std::byte{0xFF}) {}
 
   /// The library's view, good while this object lives.
@@ -57,13 +59,27 @@ class LayoutCache {
     explicit View(LayoutCache& cache) noexcept : cache_(&cache) {}
     [[nodiscard]] const kvevict::CacheShape& shape() const { return cache_->shape_; }
     [[nodiscard]] kvevict::MutableLane mutable_lane(std::size_t layer, std::size_t head) const {
-      return cache_->lane_of_(*cache_, layer, head);
+      kvevict::MutableLane lane = cache_->lane_of_(*cache_, layer, head);
+      if (const std::size_t padding = cache_->padding(layer, head); padding > 0)
+        lane.valid = flags_behind(padding);
+      return lane;
     }
     [[nodiscard]] kvevict::Lane lane(std::size_t layer, std::size_t head) const {
       return kvevict::views::read_only(mutable_lane(layer, head));
     }
 
    private:
+    // Zeros and then ones, of which each padding has a part.
+    static std::span<const std::uint8_t> flags_behind(std::size_t padding) {
+      constexpr std::size_t kMost = 64;
+      static const std::vector<std::uint8_t> flags = [] {
+        std::vector<std::uint8_t> all(64 * kMost, 1);
+        std::fill_n(all.begin(), kMost, std::uint8_t{0});
+        return all;
+      }();
+      return std::span(flags).subspan(kMost - padding);
+    }
+
     LayoutCache* cache_;
   };
   [[nodiscard]] View view() { return View(*this); }
@@ -79,6 +95,10 @@ class LayoutCache {
     return lengths_[layer * shape_.num_kv_heads + head];
   }
   [[nodiscard]] const std::vector<std::size_t>& lengths() const { return lengths_; }
+  /// First slots of a lane, at most 64, that the view says are not valid.
+  [[nodiscard]] std::size_t& padding(std::size_t layer, std::size_t head) {
+    return paddings_[layer * shape_.num_kv_heads + head];
+  }
   /// Where the block that begins with `channel` lies; most types have blocks of one element.
   [[nodiscard]] std::size_t block_offset(Part part, std::size_t layer, std::size_t head,
                                          std::size_t slot, std::size_t channel) const {
@@ -180,7 +200,8 @@ class LayoutCache {
   Address address_;
   LaneOf lane_of_;
   std::vector<std::int32_t> table_;
-  std::vector<std::size_t> lengths_;  // [num_layers, num_kv_heads]
+  std::vector<std::size_t> lengths_;   // [num_layers, num_kv_heads]
+  std::vector<std::size_t> paddings_;  // the same
   std::vector<std::byte> memory_;
 };
 

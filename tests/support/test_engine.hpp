@@ -8,6 +8,7 @@
 #include "support/random.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -29,12 +30,17 @@ struct ToyModel {
   std::optional<std::size_t> nan_position = std::nullopt;  ///< the token whose signals are NaN
   /// The KV head from which on keys, values and scores are those of another model.
   std::size_t first_strange_head = 100;
+  /// Positions before the first token: padding, with anything in it.
+  std::size_t padding = 0;
 
   [[nodiscard]] std::vector<float> row(Signal signal, std::size_t layer, std::size_t head,
                                        std::size_t position, std::size_t dim) const {
     if (nan_position == position) {
       return std::vector<float>(dim, std::numeric_limits<float>::quiet_NaN());
     }
+    if (position < padding)
+      return junk(position + 1000 * (dim + head), dim);
+    position -= padding;
     const bool strange = signal != Signal::kQuery && head >= first_strange_head;
     Random random(seed + (strange ? 1'000'003 : 0) +
                   4 * (position + 100'000 * (head + 100 * layer)) +
@@ -43,6 +49,18 @@ struct ToyModel {
     std::vector<float> row(dim);
     for (float& x : row)
       x = random.eighths();
+    return row;
+  }
+
+ private:
+  [[nodiscard]] std::vector<float> junk(std::size_t place, std::size_t dim) const {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    constexpr std::array<float, 5> kJunk = {1000.0F, -1000.0F, kInfinity, -kInfinity,
+                                            std::numeric_limits<float>::quiet_NaN()};
+    Random random(seed + place);
+    std::vector<float> row(dim);
+    for (float& x : row)
+      x = kJunk[random.below(kJunk.size())];
     return row;
   }
 };
@@ -107,7 +125,7 @@ class TestEngine {
     for_each_lane([&](std::size_t layer, std::size_t head, std::vector<std::size_t>& positions) {
       const std::size_t old_length = positions.size();
       kvevict::compact_slots(mask, mask.lane_of(layer, head), positions);
-      cache.length(layer, head) = positions.size();
+      set_length(layer, head, positions);
       cache.forget_behind(layer, head, old_length);
     });
     policy.apply(mask);
@@ -117,7 +135,7 @@ class TestEngine {
       const std::size_t old_length = positions.size();
       while (!positions.empty() && positions.back() >= length)
         positions.pop_back();
-      cache.length(layer, head) = positions.size();
+      set_length(layer, head, positions);
       cache.forget_behind(layer, head, old_length);
     });
     length_ = length;
@@ -168,6 +186,11 @@ class TestEngine {
       }
     }
   }
+  void set_length(std::size_t layer, std::size_t head, const std::vector<std::size_t>& positions) {
+    cache.length(layer, head) = positions.size();
+    cache.padding(layer, head) = static_cast<std::size_t>(
+        std::lower_bound(positions.begin(), positions.end(), model.padding) - positions.begin());
+  }
   void write(std::size_t count) {
     for_each_lane([&](std::size_t layer, std::size_t head, std::vector<std::size_t>& positions) {
       for (std::size_t i = 0; i < count; ++i) {
@@ -179,7 +202,7 @@ class TestEngine {
             model.row(ToyModel::Signal::kValue, layer, head, position, cache.dim(Part::kValues)));
         positions.push_back(position);
       }
-      cache.length(layer, head) = positions.size();
+      set_length(layer, head, positions);
     });
     length_ += count;
   }

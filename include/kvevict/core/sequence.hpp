@@ -82,11 +82,11 @@ class Sequence {
   void note_evicted_padding(std::size_t lane, std::size_t count) noexcept {
     lanes_[lane].evicted_padding += count;
   }
-  /// Says that `count` slots of the prompt that is complete now are padding, beside what went
-  /// before.
-  void note_prompt_padding(std::size_t count) noexcept {
+  /// Says that `count` slots of `lane` are padding, beside what went before, of the prompt that is
+  /// being fed or complete now.
+  void note_prompt_padding(std::size_t count, std::size_t lane = 0) noexcept {
     if (prompts_.size() == 1)
-      first_prompt_padding_ = count + lanes_[0].evicted_padding;
+      first_prompt_padding_ = count + lanes_[lane].evicted_padding;
   }
   /// Drops what the mask evicts. Its scope may be coarser than this one, not finer.
   void apply(const KeepMask& mask) {
@@ -210,7 +210,8 @@ class Sequence {
   }
   /// Masks applied so far; truncate takes none of them back.
   [[nodiscard]] std::size_t num_firings() const noexcept { return num_firings_; }
-  /// Padding in the first prompt, known once it is complete.
+  /// Padding in the first prompt, known once it is complete; before, its left padding as far as a
+  /// view has shown it.
   [[nodiscard]] std::size_t first_prompt_padding() const noexcept { return first_prompt_padding_; }
   /// How much of it `lane` still holds.
   [[nodiscard]] std::size_t padding_left(std::size_t lane) const noexcept {

@@ -29,8 +29,9 @@ struct AhaKVOptions {
 /// prompt and at every step the recent tokens and the best of the others stay.
 ///
 /// Chosen here: i counts the tokens up to the row's own in the sequence, not in the cache, where it
-/// would be k + 1 for ever; a group's query heads are averaged. The paper's kernel is not known to
-/// us; 5 is that of SnapKV.
+/// would be k + 1 for ever; padding of a prompt whose rows are handed over (observe_attention) is
+/// known at its end alone, and counts in them. A group's query heads are averaged. The paper's
+/// kernel is not known to us; 5 is that of SnapKV.
 struct AhaKVRecipe : CutsEveryStep {
   using Options = AhaKVOptions;
   static constexpr std::string_view kName = "AhaKV";

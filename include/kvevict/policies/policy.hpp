@@ -307,6 +307,7 @@ class Policy {
     checks().check_rows(queries, wanted);
     const ViewRef ref = as_view_ref(view);
     checks().check_layer_of(ref, layer, Inputs::kKeys);
+    note_left_padding(ref, layer);
     if constexpr (kAttentionUse == AttentionUse::kQueries) {
       counters_.non_finite +=
           method_.observe_query_rows(layer, newest_rows(queries, wanted), sequence_, ref, *kernel_);
@@ -363,6 +364,7 @@ class Policy {
       const ViewRef ref = as_view_ref(view);
       checks().check_view(ref, required_inputs());
       cache_observed_ = true;
+      note_left_padding(ref, 0);
       counters_.non_finite +=
           method_.observe_cache(ScoreInput{ref, sequence_, *kernel_, workers_.scratch()});
     }
@@ -655,6 +657,16 @@ class Policy {
   [[nodiscard]] static std::size_t padding_of(const Lane& lane) noexcept {
     const auto valid = lane.valid.first(std::min(lane.valid.size(), lane.seq_len));
     return static_cast<std::size_t>(std::count(valid.begin(), valid.end(), std::uint8_t{0}));
+  }
+  // Left padding of a prompt that is being fed, which its rows and samples are not to count.
+  void note_left_padding(const ViewRef& view, std::size_t layer) {
+    if (!sequence_.prompt_open())
+      return;
+    const Lane lane = view.lane(layer, 0);
+    std::size_t padding = 0;
+    while (padding < std::min(lane.valid.size(), lane.seq_len) && lane.valid[padding] == 0)
+      ++padding;
+    sequence_.note_prompt_padding(padding, shape_.lane_of(sequence_.scope(), layer, 0));
   }
   // Samples would lack what comes behind them.
   void check_cache_comes_later() const {

@@ -77,7 +77,7 @@ struct BlendWithLeverage {
     }
     for (std::size_t i = 0, start = 0; i < lanes.size(); start += lanes[i++].scores.size()) {
       const auto [cache, first, last] = find(input, shape, lanes[i].lane);
-      const auto weight = static_cast<float>(blending_of(input, lanes[i].lane));
+      const auto weight = static_cast<float>(blending_of(input, lanes[i].lane, cache));
       for (std::size_t slot = first; slot < last; ++slot) {
         float& score = lanes[i].scores[slot];
         score = of_scores.of(score) + weight * of_leverages.of(leverages[start + slot]);
@@ -99,10 +99,14 @@ struct BlendWithLeverage {
         slots_between(input.sequence, lane, cache.valid, num_sink_tokens, num_last_tokens);
     return {cache, first, last};
   }
-  [[nodiscard]] double blending_of(const ScoreInput& input, std::size_t lane) const noexcept {
+  [[nodiscard]] double blending_of(const ScoreInput& input, std::size_t lane,
+                                   const Lane& cache) const noexcept {
     if (blending >= 0.0)
       return blending;
-    const std::size_t len = input.sequence.seq_len(lane) + input.sequence.num_evicted(lane);
+    std::size_t len = input.sequence.seq_len(lane);
+    for (std::size_t slot = cache.valid.empty() ? 0 : len; slot > 0; --slot)
+      len -= cache.has_token(slot - 1) ? 0 : 1;
+    len += input.sequence.num_evicted(lane);
     const CacheShape& shape = input.sequence.shape();
     const std::size_t kept = budget.tokens_of(len, shape.num_lanes(MaskScope::kHead));
     return 1.0 - static_cast<double>(std::min(kept, len)) /

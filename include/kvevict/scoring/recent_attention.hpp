@@ -126,7 +126,8 @@ class RecentMeanAttention : public RecentRowSignal<RecentRows> {
 /// The newest `window` rows with a gain that grows with the length of the sequence, summed (AhaKV):
 /// a row's logits q.k are scaled by sqrt(2 ln(i / k) / d) in the place of 1 / sqrt(d), where i is
 /// the number of tokens up to its own and k the budget, so that its entropy does not grow with i;
-/// then the mean over the group. A row with i <= k says nothing: nothing had to go by then.
+/// then the mean over the group. A row with i <= k says nothing: nothing had to go by then. Left
+/// padding is no token, but in rows of its prompt that are handed over before a view shows it.
 ///
 /// The gain is applied to the rows as they come: a' = a^g / sum a^g with g = sqrt(2 ln(i / k)),
 /// which is the same where attention scaled by 1 / sqrt(d) (and what had underflowed stays 0).
@@ -139,7 +140,7 @@ class StepGainAttention : public RecentRowSignal<RecentRows> {
     detail::require(budget > 0, where, "budget", budget, "must be > 0");
   }
 
-  std::size_t observe_rows(const GroupRows& rows, const Sequence& /*sequence*/,
+  std::size_t observe_rows(const GroupRows& rows, const Sequence& sequence,
                            const kernels::KernelSet& kernel) {
     std::size_t non_finite = 0;
     for (std::size_t r = 0; r < rows.num_rows; ++r) {
@@ -147,7 +148,9 @@ class StepGainAttention : public RecentRowSignal<RecentRows> {
       const std::span<float> mean =
           rows_.of(rows.layer, rows.kv_head, position).first(rows.visible(r));
       std::fill(mean.begin(), mean.end(), 0.0F);
-      const double ratio = static_cast<double>(position + 1) / static_cast<double>(budget_);
+      const std::size_t num_tokens =
+          position + 1 - std::min(position + 1, sequence.first_prompt_padding());
+      const double ratio = static_cast<double>(num_tokens) / static_cast<double>(budget_);
       if (!(ratio > 1.0))
         continue;
       const auto gain = static_cast<float>(std::sqrt(2.0 * std::log(ratio)));

@@ -67,24 +67,31 @@ class WorstCaseAttention {
   std::size_t observe_rows(const GroupRows& rows, const Sequence& sequence,
                            const kernels::KernelSet& kernel) {
     const std::size_t past = past_of_window(sequence, rows.layer, rows.kv_head, window_);
+    // What is known of a first prompt by now is what comes before its first token.
+    const std::size_t padding = sequence.prompt().first > 0
+                                    ? 0
+                                    : sequence.padding_left(sequence.shape().lane_of(
+                                          sequence.scope(), rows.layer, rows.kv_head));
     std::size_t non_finite = 0;
     for (std::size_t r = 0; r < rows.num_rows; ++r) {
-      const std::size_t n = std::min(past, rows.visible(r));
+      const std::size_t end = std::min(past, rows.visible(r));
+      const std::size_t first = std::min(padding, end);
+      const std::size_t n = end - first;
       row_.resize(std::max(row_.size(), n));
       pooled_.resize(std::max(pooled_.size(), n));
       const std::span<float> row = std::span(row_).first(n);
       const std::span<float> pooled = std::span(pooled_).first(n);
       for (std::size_t h = 0; h < rows.group_size; ++h) {
         std::fill(row.begin(), row.end(), 0.0F);
-        non_finite += kernel.add(1.0F, rows.row(h, r), n, row.data());
+        non_finite += kernel.add(1.0F, rows.row(h, r) + first, n, row.data());
         pooling_.apply(row, kernel, pooled);
         const double mass = kernel.sum(pooled.data(), n);
         if (!(mass > 0.0))
           continue;
         kernel.take_max(static_cast<float>(kernel.sum(row.data(), n) / mass), pooled.data(), n,
-                        largest_.of(rows.layer, rows.kv_head).data());
+                        largest_.of(rows.layer, rows.kv_head).data() + first);
         kernel.add(1.0F / static_cast<float>(rows.group_size), row.data(), n,
-                   sums_.of(rows.layer, rows.kv_head).data());
+                   sums_.of(rows.layer, rows.kv_head).data() + first);
       }
     }
     return non_finite;
