@@ -276,7 +276,7 @@ TEST(RandomCompositions, KeepWhatEveryPolicyKeeps) {
 /// Policies by whose definition padding has a say.
 const std::map<std::string, std::string>& minds_padding() {
   static const std::map<std::string, std::string> reasons = {
-      {"Finch", "its share counts slots"},
+      {"Finch", "a row weighs as many slots as it sees"},
       {"Keyformer", "draws by position"},
       {"RandomAttention", "draws by position"},
       {"RandomEviction", "draws by position"},

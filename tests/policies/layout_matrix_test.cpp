@@ -5,8 +5,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -127,6 +129,60 @@ TEST_P(LayoutMatrix, SlotsThatAreNotValidAreNeverKept) {
   }
   if (GetParam().name != "FullKV" && GetParam().keeps_exactly) {
     EXPECT_EQ(mask.total_count(), engine.select().total_count());
+  }
+}
+
+/// Cases whose definition lets padding have a say, and why.
+const std::map<std::string, std::string>& policies_that_mind_padding() {
+  static const std::map<std::string, std::string> reasons = {
+      {"Finch", "a row weighs as many slots as it sees"},
+      {"FinchChunks", "a row weighs as many slots as it sees"},
+      {"InertiaKVLazy", "counts in the mean at which a token enters, until the first cut"},
+      {"Keyformer", "draws by position"},
+      {"RaaSBounds", "pages of a prompt begin at its first slot"},
+      {"Random", "draws by position"},
+      {"RandomAtPrefillEnd", "draws by position"},
+      {"RandomAttention", "draws by position"},
+      {"ScissorHands", "an even share is one of the slots that a row sees"},
+      {"TableScore", "scores by slot"},
+      {"VaSE", "draws by position"},
+  };
+  return reasons;
+}
+
+// R9: a run behind left padding, whatever lies there, is the run without it.
+TEST_P(LayoutMatrix, LeftPaddingIsNotThere) {
+  if (policies_that_mind_padding().count(GetParam().name) > 0)
+    return;
+  const Workload load = workload(GetParam());
+  for (const std::size_t padding : {1U, 3U, 64U}) {
+    SCOPED_TRACE(padding);
+    const auto cache = layouts::nhd(kToyShape, 128, kvevict::ElementType::kF32);
+    AnyEngine plain(GetParam().make(load.budget), cache);
+    AnyEngine padded(GetParam().make(load.budget), cache, {.padding = padding});
+    // Padding alone may make a cut due, which then takes nothing else.
+    const auto cut = [&] {
+      plain.evict_if_due();
+      padded.evict_if_due();
+      for (std::size_t lane = 0; lane < plain.all_positions().size(); ++lane) {
+        std::vector<std::size_t> expected = plain.all_positions()[lane];
+        for (std::size_t& position : expected)
+          position += padding;
+        std::vector<std::size_t> tokens = padded.all_positions()[lane];
+        tokens.erase(tokens.begin(), std::lower_bound(tokens.begin(), tokens.end(), padding));
+        ASSERT_EQ(tokens, expected) << "lane " << lane;
+      }
+    };
+    plain.prompt(load.prompt_len);
+    padded.prompt(padding + load.prompt_len);
+    cut();
+    for (std::size_t step = 0; step < load.num_steps && !HasFatalFailure(); ++step) {
+      plain.feed(1);
+      padded.feed(1);
+      cut();
+    }
+    EXPECT_EQ(padded.policy.counters().non_finite, plain.policy.counters().non_finite);
+    EXPECT_EQ(padded.policy.counters().missing_signals, plain.policy.counters().missing_signals);
   }
 }
 

@@ -122,7 +122,8 @@ class PageRanges {
 ///
 /// A page counts as one token with that dot product: per query head the logits, scaled and capped
 /// as the engine's, go through a softmax over all pages that the token sees, those of the prompts
-/// too, which are cut from each prompt's beginning; then the mean over the layer's query heads.
+/// too, which are cut from each prompt's first slot, padding or not; then the mean over the layer's
+/// query heads.
 ///
 /// NaN in a key is passed over, and so is a page without any number: padding. One that has none in
 /// some channel, and every page for a query with NaN, has weight 0 and is counted.
