@@ -66,6 +66,7 @@ const std::vector<std::string>& policies() {
       "Knorm(budget=10)",
       "LagKVBudget(budget=10,num_sink_tokens=2,lag_len=4)",
       "LaProx(budget=10,observation_window=4)",
+      "LaProx(budget=10,observation_window=4,competition=model,normaliser=all_slots)",
       "LongFlow(budget=10)",
       "MeanCentredNorm(budget=10)",
       "NestedKV(budget=10)",
@@ -316,6 +317,12 @@ TEST(RandomCompositions, NeitherReadNorCountPadding) {
       continue;
     }
     if (minds_padding().count(name_of(composition.text)) > 0)
+      continue;
+    // z-scores have a sum of nothing but rounding, which what divides by it makes large.
+    const auto has = [&](const char* part) {
+      return composition.text.find(part) != std::string::npos;
+    };
+    if (has("z_scores") && (has("caote") || has("sum_to_one")))
       continue;
     const auto cache = kvevict_test::layouts::nhd(kShape, 128, ElementType::kF32);
     const std::uint64_t seed = random.bits();

@@ -46,8 +46,8 @@ struct DefensiveKVOptions {
 /// was cut off, so that they subtract what its last neighbours hold: official_window_mass. They
 /// divide by the sum over heads, a constant factor. One KV head alone has no share: its scores are
 /// the attention. Open and chosen here: after an earlier cut heads are compared where they hold the
-/// same token; padding counts as 0 in the pooling of a row, but that before a first prompt, which is
-/// no neighbour where the view shows it (observe_queries).
+/// same token; padding counts as 0 in the pooling of a row, but that before a first prompt is no
+/// neighbour where the view shows it (observe_queries).
 struct DefensiveKVRecipe : CutsPrompts {
   using Options = DefensiveKVOptions;
   static constexpr std::string_view kName = "DefensiveKV";
