@@ -71,6 +71,7 @@ class FakeLlama {
     kvevict::Position position = -1;
     std::set<kvevict::llama_cpp::SequenceId> sequences;
     Token token = -1;
+    kvevict::Position pending = 0;  // moved by so much; its keys are turned in the next decode
   };
   struct Call {
     kvevict::Position position;
@@ -131,15 +132,14 @@ class FakeLlama {
       ADD_FAILURE() << tokens.size() << " tokens: the real one aborts the process";
       return -1;
     }
-    if (options.result != 0)
-      return std::exchange(options.result, 0);
     if (position != newest(sequence) + 1 && newest(sequence) >= 0)
       return -1;  // an empty sequence may begin anywhere
+    turn_keys();
+    if (options.result != 0)
+      return std::exchange(options.result, 0);
     const std::vector<std::int64_t> targets = free_cells(sequence, tokens.size());
     if (targets.size() < tokens.size())
       return 1;
-    if (std::exchange(turns_keys_, false))
-      turn_keys();
     calls.push_back({position, tokens.size(), logits});
     for (std::size_t done = 0; done < tokens.size(); done += options.max_ubatch) {
       const std::size_t count = std::min(options.max_ubatch, tokens.size() - done);
@@ -161,10 +161,11 @@ class FakeLlama {
   }
   void shift(kvevict::llama_cpp::SequenceId sequence, kvevict::Position first,
              kvevict::Position last, kvevict::Position delta) {
-    turns_keys_ = true;
     for (Cell& cell : cells) {
-      if (cell.sequences.count(sequence) > 0 && cell.position >= first && cell.position < last)
+      if (cell.sequences.count(sequence) > 0 && cell.position >= first && cell.position < last) {
         cell.position += delta;
+        cell.pending += delta;
+      }
     }
   }
   void copy(kvevict::llama_cpp::SequenceId from, kvevict::llama_cpp::SequenceId to) {
@@ -187,6 +188,8 @@ class FakeLlama {
     for (const Cell& cell : cells) {
       if (cell.sequences.count(sequence) == 0)
         continue;
+      EXPECT_EQ(cell.pending, 0) << "the keys of position " << cell.position
+                                 << " are written out unturned";
       const std::int32_t pair[] = {cell.position, cell.token};
       std::memcpy(buffer + written, pair, sizeof(pair));
       written += sizeof(pair);
@@ -259,7 +262,7 @@ class FakeLlama {
   }
   void write(std::size_t target, Token token, kvevict::Position position,
              kvevict::llama_cpp::SequenceId sequence) {
-    cells[target] = {position, {sequence}, token};
+    cells[target] = {position, {sequence}, token, 0};
     for (std::size_t layer = 0; layer < kLayers; ++layer) {
       for (std::size_t head = 0; head < kKvHeads; ++head) {
         for (std::size_t c = 0; c < kDim; ++c)
@@ -291,6 +294,11 @@ class FakeLlama {
   }
   // A graph of its own in front of the next one: what was moved by shift() is turned.
   void turn_keys() {
+    if (std::none_of(cells.begin(), cells.end(),
+                     [](const Cell& cell) { return cell.pending != 0; }))
+      return;
+    for (Cell& cell : cells)
+      cell.pending = 0;
     for (FakeTensor& cache : key_cache_) {
       FakeTensor rope;
       rope.op = FakeGgml::kRope;
@@ -396,7 +404,6 @@ class FakeLlama {
   }
 
   Callback callback_;
-  bool turns_keys_ = false;
   std::array<std::vector<float>, kLayers> keys_;
   std::array<std::vector<float>, kLayers> values_;
   std::array<FakeTensor, kLayers> key_cache_;

@@ -336,6 +336,7 @@ struct SavedCache {
   std::vector<std::uint8_t> state;  ///< what llama_state_seq_get_data wrote
   std::vector<std::int32_t> ranks;  ///< by slot: how many of the live cells lie before the token's
   std::vector<Position> positions;  ///< by slot, the engine's
+  std::size_t length = 0;           ///< of the text, with the tokens that were evicted
 };
 
 /// One sequence of a context and the policy that keeps it small. All of its tokens go through here:
@@ -406,7 +407,7 @@ class Session final : private Listener {
   template <class Q>
   void share_prompt(const Session<Q, H>& other) {
     detail::require(engine_->is_unified(), kName, "kv_unified", 0, "must be on to share cells");
-    check_start(other.positions());
+    check_start(other.policy().length(), other.num_live());
     policy_.append(other.num_live());
     engine_->host().copy(other.sequence_id(), sequence_);
     cells_.assign(other.cells().begin(), other.cells().end());
@@ -417,7 +418,7 @@ class Session final : private Listener {
   /// has followed the prompt elsewhere, so that its length() is that of `saved`, needs no
   /// begin_prompt and goes on from there.
   void load_prompt(const SavedCache& saved) {
-    check_start(saved.positions);
+    check_start(saved.length, saved.positions.size());
     check_alone(*engine_, 1);
     detail::require(policy_.length() == 0 || policy_.length() == saved.positions.size(), kName,
                     "policy().length()", policy_.length(), "must be 0, or the length of `saved`");
@@ -442,6 +443,7 @@ class Session final : private Listener {
           std::lower_bound(sorted_.begin(), sorted_.end(), cell) - sorted_.begin()));
     }
     out.positions = positions_;
+    out.length = policy_.length();
   }
   /// Goes on in another context of the same model, usually one with fewer cells: freeing the old
   /// context then gives its memory back, which nothing else does. This session is empty afterwards.
@@ -489,7 +491,6 @@ class Session final : private Listener {
           count /= 2;
       }
       tokens = tokens.subspan(count);
-      close_gap();
       if (in_prompt_ && !tokens.empty() && policy_.should_evict())
         evict();
     }
@@ -552,10 +553,6 @@ class Session final : private Listener {
     cells_.resize(live);
     positions_.resize(live);
     dense_ = false;
-    // What was evicted before `length` is a gap that the engine does not leave: it goes on behind
-    // what it holds. All of that is moved up, so that it goes on at the text's position.
-    if (live > 0 && engine_->can_shift() && !shares_cells())
-      move_positions(live, static_cast<Position>(length) - 1 - positions_.back());
   }
   /// The next request: nothing of this sequence stays, others do.
   void reset() {
@@ -604,12 +601,11 @@ class Session final : private Listener {
   }
 
   // A session may start from what another one read if nothing of it was evicted.
-  void check_start(std::span<const Position> positions) const {
+  void check_start(std::size_t length, std::size_t live) const {
     detail::require(cells_.empty(), kName, "num_live()", cells_.size(), "must be 0");
-    detail::require(
-        positions.empty() || static_cast<std::size_t>(positions.back()) + 1 == positions.size(),
-        kName, "positions.back()", positions.empty() ? 0 : positions.back(),
-        "must be that of the last of a prompt's tokens, of which none was evicted");
+    detail::require(length == live, kName, "length of the prompt", length,
+                    "must be that of its tokens in the cache, " + std::to_string(live) +
+                        ": none may be evicted");
   }
   // The engine aborts the process where a sequence does not exist.
   static void check_sequence(const Engine<H>& engine, SequenceId sequence) {
@@ -650,6 +646,7 @@ class Session final : private Listener {
       throw EngineError(
           "no cell of the cache comes free: the context is smaller than what the "
           "policy keeps");
+    move_up(tokens.size());
     const std::size_t live = cells_.size();
     const Position next = next_position();
     try {
@@ -688,13 +685,19 @@ class Session final : private Listener {
       evict();
   }
 
-  // Kept tokens that fall far behind ruin the model: the block before the widest gap is moved up to
-  // close it. The engine rotates its keys in the next call.
-  void close_gap() {
+  // The engine turns moved keys at the start of its next call, and a state that is written out
+  // before has them unturned. So all that moves does so right before a call, of `count` tokens
+  // here.
+  void move_up(std::size_t count) {
     // A cell has one position for all sequences that hold it.
-    if (!engine_->can_shift() || shares_cells())
+    if (cells_.empty() || !engine_->can_shift() || shares_cells())
       return;
-    while (static_cast<std::size_t>(positions_.back() - positions_.front()) >
+    // Behind a truncation into what was evicted the engine would go on right behind what it holds:
+    // all of that is moved, so that it goes on at the text's position.
+    move_positions(cells_.size(), static_cast<Position>(policy_.length()) - 1 - positions_.back());
+    // Kept tokens that fall far behind ruin the model: the block before the widest gap is moved up
+    // to close it.
+    while (static_cast<std::size_t>(positions_.back() - positions_.front()) + count >
            options_.max_distance) {
       std::size_t behind = 0;
       Position widest = 0;
