@@ -539,6 +539,93 @@ TEST(LlamaCppSession, ForksShareAPrefix) {
   EXPECT_EQ(f.llama.num_used(), 10U);
 }
 
+// The newest cell of the fork lies behind the compacted ones; nothing of it is left in the way when
+// the fork is gone, though nobody said reset.
+TEST(LlamaCppSession, ASessionThatGoesTakesItsTokensWithIt) {
+  Fixture f;
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 3));
+  session.prompt(numbered(40));
+  ASSERT_EQ(session.counters().compactions, 1U);
+  {
+    auto fork = session.fork(1);
+    fork.decode(77);
+  }
+  session.decode(40);
+  EXPECT_EQ(live_tokens(session, f.llama), (Tokens{0, 1, 38, 39, 40}));
+  EXPECT_EQ(f.llama.num_used(), 5U);
+}
+
+TEST(LlamaCppSession, FollowsASessionThatWasNotReset) {
+  Fixture f;
+  {
+    Session<FullKV> first(f.engine, FullKV({}, f.engine.shape()));
+    first.prompt(numbered(4));
+  }
+  Session<FullKV> second(f.engine, FullKV({}, f.engine.shape()));
+  second.prompt(numbered(3));
+  EXPECT_EQ(live_tokens(second, f.llama), numbered(3));
+  EXPECT_EQ(f.llama.num_used(), 3U);
+}
+
+// As where llama_free stands at the end of main, and the session in it.
+TEST(LlamaCppSession, TouchesNoContextWhenItGoes) {
+  Fixture f;
+  {
+    Session<FullKV> session(f.engine, FullKV({}, f.engine.shape()));
+    session.prompt(numbered(4));
+    f.llama.removals.clear();
+  }
+  EXPECT_TRUE(f.llama.removals.empty());
+}
+
+TEST(LlamaCppSession, RefusesSequencesOfOtherSessions) {
+  Fixture f;
+  Session<FullKV> first(f.engine, FullKV({}, f.engine.shape()));
+  Session<FullKV> second(f.engine, FullKV({}, f.engine.shape()), {}, 1);
+  first.prompt(numbered(4));
+  second.prompt(Tokens{7, 8});
+  const std::initializer_list<std::string_view> parts = {"llama_cpp::Session", "sequence = 1",
+                                                         "another session"};
+  EXPECT_TRUE(refuses([&] { static_cast<void>(first.fork(1)); }, parts));
+  EXPECT_TRUE(refuses([&] { Session<FullKV> third(f.engine, FullKV({}, f.engine.shape()), {}, 1); },
+                      parts));
+  EXPECT_TRUE(refuses([&] { static_cast<void>(first.fork(0)); }, {"sequence = 0"}));
+  EXPECT_EQ(live_tokens(second, f.llama), (Tokens{7, 8})) << "nothing has changed";
+  Fixture streams({.num_streams = 2});
+  Session<FullKV> here(streams.engine, FullKV({}, streams.engine.shape()));
+  Session<FullKV> there(streams.engine, FullKV({}, streams.engine.shape()), {}, 1);
+  here.prompt(numbered(4));
+  there.prompt(numbered(3));
+  EXPECT_TRUE(refuses([&] { auto moved = here.hand_over(streams.engine, 1); }, parts));
+  EXPECT_TRUE(refuses([&] { auto moved = here.hand_over(streams.engine, 0); }, {"sequence = 0"}));
+  EXPECT_EQ(live_tokens(here, streams.llama), numbered(4));
+  EXPECT_EQ(live_tokens(there, streams.llama), numbered(3));
+}
+
+TEST(LlamaCppSession, RefusesToShareThePromptOfAnotherContext) {
+  Fixture f;
+  Fixture elsewhere;
+  Session<FullKV> base(elsewhere.engine, FullKV({}, elsewhere.engine.shape()), {}, 1);
+  base.begin_prompt(4);
+  base.feed(numbered(4));
+  Session<FullKV> session(f.engine, FullKV({}, f.engine.shape()));
+  session.begin_prompt(6);
+  EXPECT_TRUE(refuses([&] { session.share_prompt(base); }, {"share_prompt", "another engine"}));
+}
+
+// What a program did there before goes.
+TEST(LlamaCppSession, ForksIntoAnEmptySequence) {
+  Fixture f;
+  Session<FullKV> session(f.engine, FullKV({}, f.engine.shape()));
+  session.prompt(numbered(4));
+  const Tokens others{50, 51};
+  f.llama.decode(others, 0, 1, true);
+  auto fork = session.fork(1);
+  EXPECT_EQ(f.llama.num_used(), 4U);
+  fork.decode(77);
+  EXPECT_EQ(live_tokens(fork, f.llama), (Tokens{0, 1, 2, 3, 77}));
+}
+
 // The prompt's start is read once; what the end looks at decides as if the policy had read it all.
 TEST(LlamaCppSession, SharesAPromptBetweenPolicies) {
   Fixture f;

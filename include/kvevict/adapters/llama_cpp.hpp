@@ -98,7 +98,8 @@ concept Host = requires(H& host, const H& constant, std::span<const Token> token
 };
 
 /// One context and what was learnt of its cache. Clears the memory when it is made; the context
-/// then belongs to the sessions. Not to be moved while there are any.
+/// then belongs to the sessions. Not to be moved while there are any. It outlives them; the context
+/// has to be there whenever a session is used, and may go before both.
 template <Host H>
 class Engine {
  public:
@@ -107,6 +108,7 @@ class Engine {
   Engine(H host, Hook& hook) : host_(std::move(host)), hook_(&hook) {
     if (const std::string_view reason = host_.refusal(); !reason.empty())
       detail::throw_invalid_argument(kName, reason);
+    sequences_.assign(host_.max_sequences(), Sequence::kFree);
     Probe probe(layers_, rotary_);
     const Token token = 0;
     // Far enough from 0 for the rotary embedding to show itself.
@@ -143,7 +145,17 @@ class Engine {
   }
   [[nodiscard]] bool has_rotary() const noexcept { return rotary_.problem.empty(); }
 
-  [[nodiscard]] H& host() noexcept { return host_; }
+  /// Removes what sessions that are gone have left.
+  [[nodiscard]] H& host() {
+    for (std::size_t s = 0; num_left_ > 0 && s < sequences_.size(); ++s) {
+      if (sequences_[s] == Sequence::kLeft) {
+        host_.remove(static_cast<SequenceId>(s), -1, -1);
+        sequences_[s] = Sequence::kFree;
+        --num_left_;
+      }
+    }
+    return host_;
+  }
   [[nodiscard]] const H& host() const noexcept { return host_; }
   [[nodiscard]] Hook& hook() noexcept { return *hook_; }
 
@@ -177,12 +189,26 @@ class Engine {
     return host_.can_shift() && (keys == Storage::kF16 || keys == Storage::kF32);
   }
 
+  /// Sequences belong to sessions, one each.
   [[nodiscard]] std::size_t num_sessions() const noexcept { return num_sessions_; }
-  void add_session() noexcept { ++num_sessions_; }
-  void remove_session() noexcept { --num_sessions_; }
+  [[nodiscard]] bool has_session(SequenceId sequence) const noexcept {
+    return sequences_[static_cast<std::size_t>(sequence)] == Sequence::kUsed;
+  }
+  void add_session(SequenceId sequence) {
+    static_cast<void>(host());  // what an earlier one left here goes
+    sequences_[static_cast<std::size_t>(sequence)] = Sequence::kUsed;
+    ++num_sessions_;
+  }
+  /// Its tokens go when the host is next asked for something: the context may be gone by now.
+  void remove_session(SequenceId sequence) noexcept {
+    sequences_[static_cast<std::size_t>(sequence)] = Sequence::kLeft;
+    --num_sessions_;
+    ++num_left_;
+  }
 
  private:
   static constexpr std::string_view kName = "llama_cpp::Engine";
+  enum class Sequence : std::uint8_t { kFree, kUsed, kLeft };
 
   class Probe final : public Listener {
    public:
@@ -244,7 +270,9 @@ class Engine {
   CacheShape shape_;
   std::vector<AttentionNode> layers_;  // [num_layers]
   RotaryReading rotary_;
-  std::size_t num_sessions_ = 0;
+  std::vector<Sequence> sequences_;  // [max_sequences]
+  std::size_t num_sessions_ = 0;     // sequences that are kUsed
+  std::size_t num_left_ = 0;
 };
 
 /// The cells of one sequence as a policy sees them: in the order of their positions, whatever the
@@ -339,18 +367,19 @@ struct SavedCache {
   std::size_t length = 0;           ///< of the text, with the tokens that were evicted
 };
 
-/// One sequence of a context and the policy that keeps it small. All of its tokens go through here:
-/// what llama_decode or llama_memory_* change behind its back it does not know of. It borrows the
-/// engine, which borrows the context and the hook. Positions of the policy are those
-/// of the text. The engine's are the same for new tokens, and for old ones until their block is
-/// moved up; policies that undo the rotary embedding of queries but take keys as they lie in the
+/// One sequence of a context and the policy that keeps it small. All of its tokens go through here
+/// (what llama_decode or llama_memory_* change behind its back it does not know of), and go when it
+/// goes. It borrows the engine, which borrows the context and the hook. Positions of the policy are
+/// those of the text. The engine's are the same for new tokens, and for old ones until their block
+/// is moved up; policies that undo the rotary embedding of queries but take keys as they lie in the
 /// cache (TriAttention) need no more than that. Sessions that share cells cannot be moved:
 /// truncated into a gap, they go on at positions that are not the text's.
 template <class P, Host H>
 class Session final : private Listener {
  public:
   /// Throws InvalidArgument: a policy that needs what llama.cpp does not hand out, a layer or a
-  /// sequence (n_seq_max) that does not exist. The policy is copied; policy() is the one that runs.
+  /// sequence (n_seq_max) that does not exist, a sequence of another session. The policy is copied;
+  /// policy() is the one that runs.
   Session(Engine<H>& engine, P policy, const SessionOptions& options = {}, SequenceId sequence = 0)
       : engine_(&engine),
         policy_(std::move(policy)),
@@ -370,9 +399,11 @@ class Session final : private Listener {
       has_say_[layer] = 1;
     if (options_.max_distance == 0)
       options_.max_distance = std::max<std::size_t>(2, engine.host().trained_context() / 2);
-    engine_->add_session();
+    engine_->add_session(sequence_);
   }
-  ~Session() override { engine_->remove_session(); }
+  ~Session() override { engine_->remove_session(sequence_); }
+
+  [[nodiscard]] const Engine<H>& engine() const noexcept { return *engine_; }
 
   [[nodiscard]] P& policy() noexcept { return policy_; }
   [[nodiscard]] const P& policy() const noexcept { return policy_; }
@@ -403,9 +434,12 @@ class Session final : private Listener {
   /// The prompt that was begun starts with all that `other` holds, whose cells are shared:
   /// sequences with different policies then read a prompt once. This policy sees nothing of how it
   /// was read, which is right for those that look at the end of a prompt or at keys. Throws
-  /// InvalidArgument where sequences have cells of their own, or this one is not empty.
+  /// InvalidArgument where sequences have cells of their own, `other` is of another engine, or this
+  /// one is not empty.
   template <class Q>
   void share_prompt(const Session<Q, H>& other) {
+    if (&other.engine() != engine_)
+      detail::throw_invalid_argument(kName, "share_prompt: the other session has another engine");
     detail::require(engine_->is_unified(), kName, "kv_unified", 0, "must be on to share cells");
     check_start(other.policy().length(), other.num_live());
     policy_.append(other.num_live());
@@ -448,7 +482,8 @@ class Session final : private Listener {
   /// Goes on in another context of the same model, usually one with fewer cells: freeing the old
   /// context then gives its memory back, which nothing else does. This session is empty afterwards.
   /// Throws InvalidArgument for a cache of another kind, for one whose cells another session may
-  /// use, and for one that is too small: evict before. Nothing has changed then.
+  /// use, for a sequence of another session, and for a cache that is too small: evict before.
+  /// Nothing has changed then.
   ///
   ///   Session small = session.hand_over(engine_of_the_small_context);
   [[nodiscard]] Session hand_over(Engine<H>& to, SequenceId sequence = 0) {
@@ -566,10 +601,9 @@ class Session final : private Listener {
   }
   /// A second sequence that begins with all of this one and shares its cells: one that it evicts is
   /// free when the other has evicted it too. Throws InvalidArgument where sequences have cells of
-  /// their own (kv_unified is off).
+  /// their own (kv_unified is off), and for a sequence of another session.
   [[nodiscard]] Session fork(SequenceId sequence) {
     detail::require(engine_->is_unified(), kName, "kv_unified", 0, "must be on to fork");
-    detail::require(sequence != sequence_, kName, "sequence", sequence, "must be another one");
     check_sequence(*engine_, sequence);
     engine_->host().remove(sequence, -1, -1);
     engine_->host().copy(sequence_, sequence);
@@ -590,7 +624,7 @@ class Session final : private Listener {
         positions_(other.positions_),
         tokens_since_cut_(other.tokens_since_cut_),
         in_prompt_(other.in_prompt_) {
-    engine_->add_session();
+    engine_->add_session(sequence_);
   }
   // Takes over from `other`, which is empty then.
   Session(Session& other, Engine<H>& engine, SequenceId sequence, const SavedCache& saved)
@@ -607,12 +641,15 @@ class Session final : private Listener {
                     "must be that of its tokens in the cache, " + std::to_string(live) +
                         ": none may be evicted");
   }
-  // The engine aborts the process where a sequence does not exist.
+  // The engine aborts the process where a sequence does not exist, and one that is used would lose
+  // its cells.
   static void check_sequence(const Engine<H>& engine, SequenceId sequence) {
     detail::require(
         sequence >= 0 && static_cast<std::size_t>(sequence) < engine.host().max_sequences(), kName,
         "sequence", sequence,
         "must be less than n_seq_max, " + std::to_string(engine.host().max_sequences()));
+    detail::require(!engine.has_session(sequence), kName, "sequence", sequence,
+                    "must not be that of another session");
   }
   // `own` of the engine's sessions are this one.
   static void check_alone(const Engine<H>& engine, std::size_t own) {
