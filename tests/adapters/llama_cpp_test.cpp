@@ -82,6 +82,16 @@ TEST(LlamaCppEngine, LearnsTheCacheFromItsFirstDecode) {
   EXPECT_EQ(f.llama.num_used(), 0U) << "the probe is cleared away";
 }
 
+// As a warm-up leaves it.
+TEST(LlamaCppEngine, TakesAContextThatHoldsTokens) {
+  Hook hook;
+  FakeLlama llama({}, hook);
+  const Tokens tokens = numbered(8);
+  llama.decode(tokens, 0, 0, true);
+  const Engine engine(FakeHost{&llama}, hook);
+  EXPECT_EQ(llama.num_used(), 0U);
+}
+
 TEST(LlamaCppEngine, FindsTheCacheBehindAConvertedCopy) {
   Fixture f({.converts_keys = true});
   EXPECT_EQ(f.engine.layer(3).layer, 3U);

@@ -103,12 +103,13 @@ concept Host = requires(H& host, const H& constant, std::span<const Token> token
 template <Host H>
 class Engine {
  public:
-  /// Decodes one token to see the cache, and clears the memory. Throws InvalidArgument with a
-  /// sentence for a model or a context that cannot be served.
+  /// Clears the memory, decodes one token to see the cache, and clears it again. Throws
+  /// InvalidArgument with a sentence for a model or a context that cannot be served.
   Engine(H host, Hook& hook) : host_(std::move(host)), hook_(&hook) {
     if (const std::string_view reason = host_.refusal(); !reason.empty())
       detail::throw_invalid_argument(kName, reason);
     sequences_.assign(host_.max_sequences(), Sequence::kFree);
+    host_.clear();  // what a warm-up left would be in the way of the probe
     Probe probe(layers_, rotary_);
     const Token token = 0;
     // Far enough from 0 for the rotary embedding to show itself.
