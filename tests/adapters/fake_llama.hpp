@@ -52,6 +52,8 @@ class FakeLlama {
     bool latent = false;         // V is a part of K, which has the only cache
     bool has_hook = true;
     bool on_host = true;
+    bool names_hidden = true;
+    bool hidden_on_host = true;
     float max_bias = 0.0F;
     kvevict::llama_cpp::Storage storage = kvevict::llama_cpp::Storage::kF32;
     std::string refusal = {};
@@ -394,7 +396,8 @@ class FakeLlama {
       }
       FakeTensor out;
       out.op = FakeGgml::kOther;
-      out.set_name("l_out-", layer);
+      out.set_name(options.names_hidden ? "l_out-" : "node_", layer);
+      out.buffer = options.hidden_on_host ? &kHostBuffer : &kDeviceBuffer;
       const std::size_t rows = layer + 1 < kLayers ? count : (logits ? 1 : 0);
       out.ne = {kHidden, static_cast<std::int64_t>(rows), 1, 1};
       out.nb = {4, 4 * kHidden, 0, 0};

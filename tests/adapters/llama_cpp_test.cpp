@@ -2,6 +2,7 @@
 
 #include "adapters/fake_llama.hpp"
 #include "kvevict/policies/controls.hpp"
+#include "kvevict/policies/epikv.hpp"
 #include "kvevict/policies/external_scores.hpp"
 #include "kvevict/policies/inertiakv.hpp"
 #include "kvevict/policies/key_geometry.hpp"
@@ -825,6 +826,30 @@ TEST(LlamaCppHook, PassesHiddenStatesThatAreThere) {
   f.hook.listen(counter, [&] { return f.llama.decode(tokens, 3, 0, true); });
   EXPECT_EQ(counter.seen,
             (std::vector<std::pair<std::size_t, std::size_t>>{{2, 3}, {2, 3}, {3, 1}}));
+}
+
+// EpiKV would run with nothing to go by.
+TEST(LlamaCppSession, RefusesPoliciesThatReadHiddenStatesWhereThereAreNone) {
+  const auto run = [](const FakeLlama::Options& options) {
+    Fixture f(options);
+    Session<FullKV>(f.engine, FullKV({}, f.engine.shape())).prompt(numbered(4));
+    Session<EpiKV> session(f.engine, EpiKV({.budget = 20}, f.engine.shape()));
+    session.prompt(numbered(8));
+    EXPECT_EQ(session.policy().counters().missing_signals, 0U);
+  };
+  const auto parts = {std::string_view("llama_cpp::Session"), std::string_view("l_out-<layer>")};
+  EXPECT_NO_THROW(run({}));
+  EXPECT_TRUE(refuses([&] { run({.names_hidden = false}); }, parts));
+  EXPECT_TRUE(refuses([&] { run({.hidden_on_host = false}); }, parts)) << "on a device";
+}
+
+// A pointer into a device's memory is not to be read.
+TEST(LlamaCppHook, AsksForNoHiddenStatesOnADevice) {
+  Fixture f({.hidden_on_host = false});
+  HiddenCounter counter;
+  const Tokens tokens = numbered(3);
+  f.hook.listen(counter, [&] { return f.llama.decode(tokens, 0, 0, true); });
+  EXPECT_TRUE(counter.seen.empty());
 }
 
 /// A cache of one layer in blocks of 8 bits: KV head h of cell c holds (c + h) * i / 8.

@@ -44,8 +44,9 @@
 //   for (..) session.decode(token);                        // logits: llama_get_logits_ith(-1)
 //
 // Written against llama.cpp 0.5.0-dev as in llama-cpp-python 0.3.36. It relies on names that are no
-// documented interface ("cache_k_l<layer>", "cache_v_l<layer>", "l_out-<layer>"): Engine checks
-// them with its first decode and refuses what it does not recognise.
+// documented interface ("cache_k_l<layer>", "cache_v_l<layer>", "l_out-<layer>"): Engine looks for
+// them with its first decode and refuses a cache that it does not recognise; Session refuses
+// policies that read hidden states (EpiKV) where the last ones are missing.
 //
 // Limits. One set of tokens for all heads and layers is all that llama.cpp can execute. Evicted
 // cells are free for new tokens; memory goes back to the system with its context alone, so hand
@@ -110,7 +111,7 @@ class Engine {
       detail::throw_invalid_argument(kName, reason);
     sequences_.assign(host_.max_sequences(), Sequence::kFree);
     host_.clear();  // what a warm-up left would be in the way of the probe
-    Probe probe(layers_, rotary_);
+    Probe probe(layers_, rotary_, num_hidden_);
     const Token token = 0;
     // Far enough from 0 for the rotary embedding to show itself.
     const auto position =
@@ -145,6 +146,9 @@ class Engine {
     return rotary_.rotary;
   }
   [[nodiscard]] bool has_rotary() const noexcept { return rotary_.problem.empty(); }
+  /// Whether hidden states can be read: not where a model does not name them, or they do not lie in
+  /// host memory as f32.
+  [[nodiscard]] bool has_hidden() const noexcept { return num_hidden_ == layers_.size(); }
 
   /// Removes what sessions that are gone have left.
   [[nodiscard]] H& host() {
@@ -213,8 +217,8 @@ class Engine {
 
   class Probe final : public Listener {
    public:
-    Probe(std::vector<AttentionNode>& layers, RotaryReading& rotary)
-        : layers_(&layers), rotary_(&rotary) {}
+    Probe(std::vector<AttentionNode>& layers, RotaryReading& rotary, std::size_t& num_hidden)
+        : layers_(&layers), rotary_(&rotary), num_hidden_(&num_hidden) {}
     bool wants_rotary() override { return true; }
     void on_rotary(std::size_t layer, const RotaryReading& reading) override {
       if (layer == 0) {
@@ -236,7 +240,10 @@ class Engine {
       return false;
     }
     void on_attention(const AttentionNode& /*node*/) override {}
-    bool wants_hidden(std::size_t /*layer*/) override { return false; }
+    bool wants_hidden(std::size_t layer) override {
+      *num_hidden_ += layer == *num_hidden_ ? 1 : 0;
+      return false;
+    }
     void on_hidden(std::size_t /*layer*/, const HiddenRows& /*rows*/) override {}
 
    private:
@@ -246,6 +253,7 @@ class Engine {
     }
     std::vector<AttentionNode>* layers_;
     RotaryReading* rotary_;
+    std::size_t* num_hidden_;
   };
 
   void check_layers() {
@@ -271,6 +279,7 @@ class Engine {
   CacheShape shape_;
   std::vector<AttentionNode> layers_;  // [num_layers]
   RotaryReading rotary_;
+  std::size_t num_hidden_ = 0;       // layers whose hidden states can be read, from the first on
   std::vector<Sequence> sequences_;  // [max_sequences]
   std::size_t num_sessions_ = 0;     // sequences that are kUsed
   std::size_t num_left_ = 0;
@@ -393,6 +402,11 @@ class Session final : private Listener {
     detail::require(covers(kSupplied, policy_.required_inputs()), kName, "required_inputs",
                     static_cast<std::uint32_t>(policy_.required_inputs()),
                     "must not name the output projection or scores");
+    detail::require(
+        engine.has_hidden() || !covers(policy_.required_inputs(), Inputs::kHiddenStates), kName,
+        "required_inputs", static_cast<std::uint32_t>(policy_.required_inputs()),
+        "must not name hidden states: no \"l_out-<layer>\" in host memory as f32 was seen in each "
+        "layer of this model");
     detail::require(options.cut_interval > 0, kName, "cut_interval", options.cut_interval,
                     "must be > 0");
     check_sequence(engine, sequence);

@@ -72,10 +72,12 @@ class Listener {
   /// Asked before a node runs; true: on_attention follows when it has.
   virtual bool wants_attention(const AttentionNode& node) = 0;
   virtual void on_attention(const AttentionNode& node) = 0;
+  /// Asked of layers whose states lie in host memory as f32.
   virtual bool wants_hidden(std::size_t layer) = 0;
   virtual void on_hidden(std::size_t layer, const HiddenRows& rows) = 0;
-  /// Asked once per decode; true: nothing but cells, wants_attention and on_rotary is heard of it,
-  /// each node runs by itself, and on_rotary comes before wants_attention of the same layer.
+  /// Asked once per decode; true: nothing but cells, wants_attention, wants_hidden and on_rotary is
+  /// heard of it, each node runs by itself, and on_rotary comes before wants_attention of the same
+  /// layer.
   virtual bool wants_rotary() { return false; }
   virtual void on_rotary(std::size_t /*layer*/, const RotaryReading& /*reading*/) {}
 };
@@ -336,10 +338,9 @@ class Hook {
       }
       return reads_rotary_;
     }
-    if (reads_rotary_)
-      return true;
     const auto layer = nodes::number_behind(node.name, "l_out-");
-    return layer && listener_->wants_hidden(*layer);
+    const bool wants_hidden = layer && is_plain<G>(node) && listener_->wants_hidden(*layer);
+    return wants_hidden || reads_rotary_;
   }
   template <TensorLibrary G>
   [[nodiscard]] static bool is_plain(const typename G::Tensor& tensor) noexcept {
