@@ -352,7 +352,8 @@ TEST(LlamaCppSession, ServesPoliciesThatReadKeys) {
 
 TEST(LlamaCppSession, ReadsTheLastRowOfEachStep) {
   Fixture f;
-  Session<TOVA> session(f.engine, TOVA({.budget = 8}, f.engine.shape()));
+  // The newest stays as the engine has it anyway: beside the needle all keys score alike here.
+  Session<TOVA> session(f.engine, TOVA({.budget = 8, .protect_newest = true}, f.engine.shape()));
   Tokens prompt = numbered(20);
   prompt[3] = FakeLlama::kNeedle;
   session.prompt(prompt);
@@ -990,11 +991,12 @@ TEST(LlamaCppSession, CutsAPromptThatWasLoaded) {
 TEST(LlamaCppSession, GoesOnWithAPolicyThatFollowedThePrompt) {
   Fixture f;
   llama_cpp::SavedCache saved;
-  TOVA policy({.budget = 6}, f.engine.shape());
+  // The newest stays as the engine has it anyway: beside the needle all keys score alike here.
+  TOVA policy({.budget = 6, .protect_newest = true}, f.engine.shape());
   Tokens prompt = numbered(20);
   prompt[9] = FakeLlama::kNeedle;
   {
-    Session<TOVA> base(f.engine, TOVA({.budget = 6}, f.engine.shape()));
+    Session<TOVA> base(f.engine, policy);
     base.begin_prompt(20);
     base.feed(prompt);
     base.save(saved);
