@@ -47,9 +47,11 @@ class FakeLlama {
     std::size_t num_streams = 1;  // 1: unified
     std::size_t max_batch = 64;
     std::size_t max_ubatch = 64;
+    std::size_t splits_by = 64;  // ubatches are no longer than that, whatever max_ubatch says
     std::size_t max_sequences = 4;
-    bool converts_keys = false;  // K reaches attention through a copy, as an f32 cache's does
-    bool latent = false;         // V is a part of K, which has the only cache
+    std::size_t state_skips = 0;  // free cells that a state which is read in leaves before it
+    bool converts_keys = false;   // K reaches attention through a copy, as an f32 cache's does
+    bool latent = false;          // V is a part of K, which has the only cache
     bool has_hook = true;
     bool on_host = true;
     bool names_hidden = true;
@@ -143,8 +145,9 @@ class FakeLlama {
     if (targets.size() < tokens.size())
       return 1;
     calls.push_back({position, tokens.size(), logits});
-    for (std::size_t done = 0; done < tokens.size(); done += options.max_ubatch) {
-      const std::size_t count = std::min(options.max_ubatch, tokens.size() - done);
+    const std::size_t longest = std::min(options.max_ubatch, options.splits_by);
+    for (std::size_t done = 0; done < tokens.size(); done += longest) {
+      const std::size_t count = std::min(longest, tokens.size() - done);
       ubatch(tokens.subspan(done, count), position + static_cast<kvevict::Position>(done), sequence,
              std::span(targets).subspan(done, count), logits);
     }
@@ -201,7 +204,8 @@ class FakeLlama {
   std::size_t set_state(kvevict::llama_cpp::SequenceId sequence, const std::uint8_t* buffer,
                         std::size_t size) {
     remove(sequence, -1, -1);
-    for (const std::int64_t target : free_cells(sequence, size / 8)) {
+    const std::vector<std::int64_t> free = free_cells(sequence, options.state_skips + size / 8);
+    for (const std::int64_t target : std::span(free).subspan(options.state_skips)) {
       std::int32_t pair[2];
       std::memcpy(pair, buffer, sizeof(pair));
       buffer += sizeof(pair);

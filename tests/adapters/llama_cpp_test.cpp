@@ -474,6 +474,31 @@ TEST(LlamaCppSession, TakesBackWhatAFailedCallWrote) {
   EXPECT_EQ(live_tokens(session, f.llama), numbered(5));
 }
 
+// Cells are read from the first ubatch of a call, so there must be no other.
+TEST(LlamaCppSession, SaysSoWhenACallIsSplit) {
+  Fixture f({.splits_by = 8});
+  Session<FullKV> session(f.engine, FullKV({}, f.engine.shape()));
+  session.prompt(numbered(8));
+  const Tokens more = numbered(9);
+  try {
+    session.feed(more);
+    ADD_FAILURE() << "the ninth is in a cell that nobody heard of";
+  } catch (const EngineError& error) {
+    EXPECT_NE(std::string(error.what()).find("write 9 cells and wrote 8"), std::string::npos);
+  }
+  EXPECT_EQ(live_tokens(session, f.llama), numbered(8));
+  EXPECT_EQ(f.llama.num_used(), 8U);
+}
+
+// The next token is not where it belongs behind cells that were renumbered: nor are they.
+TEST(LlamaCppSession, SaysSoWhenAStateGoesToOtherCells) {
+  Fixture f({.state_skips = 1});
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 3));
+  session.prompt(numbered(40));
+  ASSERT_EQ(session.counters().compactions, 1U);
+  EXPECT_THROW(session.decode(40), EngineError);
+}
+
 TEST(LlamaCppSession, ReportsARefusedRemoval) {
   Fixture f;
   Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 3));
