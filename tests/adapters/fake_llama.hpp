@@ -153,6 +153,14 @@ class FakeLlama {
     }
     return std::exchange(options.late_result, 0);
   }
+  [[nodiscard]] kvevict::Position newest(kvevict::llama_cpp::SequenceId sequence) const {
+    kvevict::Position position = -1;
+    for (const Cell& cell : cells) {
+      if (cell.sequences.count(sequence) > 0)
+        position = std::max(position, cell.position);
+    }
+    return position;
+  }
   bool remove(kvevict::llama_cpp::SequenceId sequence, kvevict::Position first,
               kvevict::Position last) {
     if (options.refuses_removal)
@@ -239,14 +247,6 @@ class FakeLlama {
     cache.data = data.data();
     cache.buffer = options.on_host ? &kHostBuffer : &kDeviceBuffer;
     cache.set_name(name, layer);
-  }
-  [[nodiscard]] kvevict::Position newest(kvevict::llama_cpp::SequenceId sequence) const {
-    kvevict::Position position = -1;
-    for (const Cell& cell : cells) {
-      if (cell.sequences.count(sequence) > 0)
-        position = std::max(position, cell.position);
-    }
-    return position;
   }
   // The lowest ones of the sequence's stream.
   [[nodiscard]] std::vector<std::int64_t> free_cells(kvevict::llama_cpp::SequenceId sequence,
@@ -424,6 +424,9 @@ struct FakeHost {
   int decode(std::span<const FakeLlama::Token> tokens, kvevict::Position position,
              kvevict::llama_cpp::SequenceId sequence, bool logits) {
     return llama->decode(tokens, position, sequence, logits);
+  }
+  kvevict::Position newest(kvevict::llama_cpp::SequenceId sequence) {
+    return llama->newest(sequence);
   }
   bool remove(kvevict::llama_cpp::SequenceId sequence, kvevict::Position first,
               kvevict::Position last) {

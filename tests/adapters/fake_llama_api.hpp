@@ -63,6 +63,7 @@ const llama_model* llama_get_model(const llama_context* context);
 llama_memory_t llama_get_memory(const llama_context* context);
 int llama_decode(llama_context* context, llama_batch batch);
 bool llama_memory_seq_rm(llama_memory_t memory, llama_seq_id sequence, llama_pos p0, llama_pos p1);
+llama_pos llama_memory_seq_pos_max(llama_memory_t memory, llama_seq_id sequence);
 void llama_memory_seq_add(llama_memory_t memory, llama_seq_id sequence, llama_pos p0, llama_pos p1,
                           llama_pos delta);
 void llama_memory_seq_cp(llama_memory_t memory, llama_seq_id from, llama_seq_id to, llama_pos p0,
@@ -130,6 +131,9 @@ inline int llama_decode(llama_context* context, llama_batch batch) {
 inline bool llama_memory_seq_rm(llama_memory_t memory, llama_seq_id sequence, llama_pos p0,
                                 llama_pos p1) {
   return memory->llama.remove(sequence, p0, p1);
+}
+inline llama_pos llama_memory_seq_pos_max(llama_memory_t memory, llama_seq_id sequence) {
+  return memory->llama.newest(sequence);
 }
 inline void llama_memory_seq_add(llama_memory_t memory, llama_seq_id sequence, llama_pos p0,
                                  llama_pos p1, llama_pos delta) {

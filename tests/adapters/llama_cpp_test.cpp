@@ -460,6 +460,19 @@ TEST(LlamaCppSession, SaysWhyASequenceThatOthersChangedStops) {
   }
 }
 
+// An empty sequence may begin anywhere, so the engine would not mind.
+TEST(LlamaCppSession, SaysSoWhenTheMemoryWasCleared) {
+  Fixture f;
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 0, 3), {.compact = false});
+  session.prompt(numbered(12));  // in cells 9 to 11 what stays: cell 0 would be a new one
+  f.llama.clear();
+  EXPECT_THROW(session.decode(12), EngineError);
+  EXPECT_EQ(f.llama.num_used(), 0U) << "nothing was written";
+  session.reset();
+  session.prompt(numbered(3));
+  EXPECT_EQ(live_tokens(session, f.llama), numbered(3));
+}
+
 // A call that was stopped in its middle has written its tokens: they go again, here and there.
 TEST(LlamaCppSession, TakesBackWhatAFailedCallWrote) {
   Fixture f;

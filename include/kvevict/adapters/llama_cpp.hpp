@@ -79,6 +79,7 @@ concept Host = requires(H& host, const H& constant, std::span<const Token> token
                         std::size_t size) {
   // One llama_decode of one sequence; `true`: logits of the last token. Its return code.
   { host.decode(tokens, position, sequence, true) } -> std::same_as<int>;
+  { host.newest(sequence) } -> std::same_as<Position>;  // -1: the sequence is empty
   { host.remove(sequence, position, position) } -> std::same_as<bool>;
   host.shift(sequence, position, position, position);
   host.copy(sequence, sequence);
@@ -378,12 +379,13 @@ struct SavedCache {
 };
 
 /// One sequence of a context and the policy that keeps it small. All of its tokens go through here
-/// (what llama_decode or llama_memory_* change behind its back it does not know of), and go when it
-/// goes. It borrows the engine, which borrows the context and the hook. Positions of the policy are
-/// those of the text. The engine's are the same for new tokens, and for old ones until their block
-/// is moved up; policies that undo the rotary embedding of queries but take keys as they lie in the
-/// cache (TriAttention) need no more than that. Sessions that share cells cannot be moved:
-/// truncated into a gap, they go on at positions that are not the text's.
+/// (what llama_decode or llama_memory_* change behind its back it does not know of, though it
+/// throws EngineError where the newest token is another one), and go when it goes. It borrows the
+/// engine, which borrows the context and the hook. Positions of the policy are those of the text.
+/// The engine's are the same for new tokens, and for old ones until their block is moved up;
+/// policies that undo the rotary embedding of queries but take keys as they lie in the cache
+/// (TriAttention) need no more than that. Sessions that share cells cannot be moved: truncated into
+/// a gap, they go on at positions that are not the text's.
 template <class P, Host H>
 class Session final : private Listener {
  public:
@@ -698,6 +700,8 @@ class Session final : private Listener {
       throw EngineError(
           "no cell of the cache comes free: the context is smaller than what the "
           "policy keeps");
+    if (engine_->host().newest(sequence_) != (positions_.empty() ? -1 : positions_.back()))
+      throw EngineError("the sequence was changed outside of its session: reset it");
     move_up(tokens.size());
     const std::size_t live = cells_.size();
     const Position next = next_position();
@@ -706,11 +710,8 @@ class Session final : private Listener {
           *this, [&] { return engine_->host().decode(tokens, next, sequence_, is_last); });
       if (result == 1 && cells_.size() == live)
         return false;
-      if (result != 0) {
-        throw EngineError(
-            "llama_decode returned " + std::to_string(result) +
-            (result == -1 ? ": was the sequence changed outside of its session?" : ""));
-      }
+      if (result != 0)
+        throw EngineError("llama_decode returned " + std::to_string(result));
       if (cells_.size() != live + tokens.size())
         throw EngineError("llama_decode was expected to write " + std::to_string(tokens.size()) +
                           " cells and wrote " + std::to_string(cells_.size() - live));
@@ -903,6 +904,7 @@ class Context {
     batch.logits = logits_.data();
     return llama_decode(context_, batch);
   }
+  Position newest(SequenceId sequence) { return llama_memory_seq_pos_max(memory_, sequence); }
   bool remove(SequenceId sequence, Position first, Position last) {
     return llama_memory_seq_rm(memory_, sequence, first, last);
   }
