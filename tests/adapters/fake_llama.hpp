@@ -47,7 +47,7 @@ class FakeLlama {
     std::size_t num_streams = 1;  // 1: unified
     std::size_t max_batch = 64;
     std::size_t max_ubatch = 64;
-    std::size_t splits_by = 64;  // ubatches are no longer than that, whatever max_ubatch says
+    std::size_t splits_by = 512;  // ubatches are no longer than that, whatever max_ubatch says
     std::size_t max_sequences = 4;
     std::size_t state_skips = 0;  // free cells that a state which is read in leaves before it
     bool converts_keys = false;   // K reaches attention through a copy, as an f32 cache's does

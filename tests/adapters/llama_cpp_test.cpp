@@ -162,6 +162,8 @@ TEST(LlamaCppEngine, SaysWhyTheRotaryEmbeddingIsNotKnown) {
   EXPECT_TRUE(refused({}, "as a rotary embedding left them"));
   EXPECT_TRUE(refused({.has_rope = true, .multiplies_queries = true}, "is K quantised?"));
   EXPECT_TRUE(refused({.has_rope = true, .rope_params = FakeLlama::rope_parameters(8)}, "M-RoPE"));
+  EXPECT_TRUE(refused({.storage = Storage::kBF16, .has_rope = true}, "K cannot be moved"));
+  EXPECT_TRUE(refused({.can_shift = false, .has_rope = true}, "K cannot be moved"));
   EXPECT_TRUE(refused({.has_rope = true, .turns_by = 1.01}, "not what its parameters say"));
   EXPECT_TRUE(refused({.has_rope = true, .attention_scaling = 1.1}, "not what its parameters say"));
 }
@@ -796,6 +798,18 @@ TEST(LlamaCppSession, MovesNothingUpThatCannotBeTurned) {
   EXPECT_EQ(session.counters().shifts, 0U);
   EXPECT_EQ(session.positions().front(), 0);
   EXPECT_EQ(live_tokens(session, f.llama), (Tokens{0, 1, 52, 53, 54, 55, 56, 57, 58, 59}));
+}
+
+// 2 and 3 are gone, so the engine goes on behind 1, and the policy's positions are the text's.
+TEST(LlamaCppSession, GoesOnBehindAGapWhereNothingCanBeMoved) {
+  Fixture f({.storage = Storage::kBF16});
+  Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 6));
+  session.prompt(numbered(12));
+  session.truncate(5);
+  session.decode(55);
+  EXPECT_EQ(live_tokens(session, f.llama), (Tokens{0, 1, 55}));
+  EXPECT_EQ(session.positions()[2], 2);
+  EXPECT_EQ(session.policy().length(), 6U);
 }
 
 // The graph that turns keys runs inside the next llama_decode, and its nodes are asked for too.

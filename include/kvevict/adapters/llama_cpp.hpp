@@ -128,6 +128,10 @@ class Engine {
             ": is cb_eval set to this hook, flash attention on, and is this the llama.cpp that the "
             "adapter was written for?");
     check_layers();
+    // Behind a truncation into what was evicted such a cache goes on at positions that are not the
+    // text's, and queries would be turned back by too much.
+    if (rotary_.problem.empty() && !can_shift())
+      rotary_.problem = "K cannot be moved to other positions (type_k has to be f16 or f32)";
   }
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -139,7 +143,8 @@ class Engine {
   }
   /// The model's rotary embedding, read out of the graph and tried on it, for policies that undo it
   /// (TriAttention, ExpectedAttention). Throws InvalidArgument with the reason where it is not
-  /// known: K of a quantised cache is multiplied by a further matrix, and so are the queries.
+  /// known: K of a quantised cache is multiplied by a further matrix, and so are the queries; and
+  /// where K cannot be moved, so that positions may come to differ from those of the text (bf16).
   [[nodiscard]] const RotaryEmbedding& rotary() const {
     if (!rotary_.problem.empty())
       detail::throw_invalid_argument(kName,
@@ -354,8 +359,8 @@ struct SessionOptions {
   std::size_t cut_interval = 1;  ///< behind a prompt, ask the policy every so many tokens
   bool compact = true;           ///< when the highest cell passes twice the live ones
   std::size_t max_distance = 0;  ///< from the oldest kept position to the newest; 0: half of the
-                                 ///< context that the model was trained with; not kept to while
-                                 ///< several sessions share the cells
+                                 ///< context that the model was trained with; not kept to where
+                                 ///< tokens cannot be moved (Session)
 };
 
 struct SessionCounters {
@@ -384,8 +389,11 @@ struct SavedCache {
 /// engine, which borrows the context and the hook. Positions of the policy are those of the text.
 /// The engine's are the same for new tokens, and for old ones until their block is moved up;
 /// policies that undo the rotary embedding of queries but take keys as they lie in the cache
-/// (TriAttention) need no more than that. Sessions that share cells cannot be moved: truncated into
-/// a gap, they go on at positions that are not the text's.
+/// (TriAttention) need no more than that. Sessions that share cells cannot be moved, nor those over
+/// a cache of another type than f16 and f32, nor models with several positions for each token
+/// (M-RoPE): max_distance is not kept to, and truncated into a gap (also before a fork, with
+/// nothing decoded between them) they go on at positions that are not the text's. TriAttention and
+/// ExpectedAttention turn queries back by too much then: do not truncate their forks into a gap.
 template <class P, Host H>
 class Session final : private Listener {
  public:
