@@ -489,6 +489,55 @@ TEST(LlamaCppSession, TakesBackWhatAFailedCallWrote) {
   EXPECT_EQ(live_tokens(session, f.llama), numbered(5));
 }
 
+// Calls of 8, 8 and 4 tokens behind a prompt of 4, of which each fails once: the same tokens fed
+// again end as if nothing had happened, and what was pinned stays, in the place of the sinks.
+TEST(LlamaCppSession, FeedsTheRestOfAPromptBehindAnError) {
+  const std::vector<PositionSpan> pinned{{6, 8}};
+  const Tokens tokens = numbered(24);
+  const auto first = std::span(tokens).first(4);
+  const auto prompt = std::span(tokens).subspan(4);
+  for (std::size_t failing = 0; failing < 3; ++failing) {
+    Fixture f({.max_ubatch = 8});
+    Session<StreamingLLM> session(f.engine, streaming(f.engine, 2, 3));
+    session.prompt(first);
+    session.begin_prompt(20, pinned);
+    session.feed(prompt.first(8 * failing));
+    f.llama.options.late_result = 2;
+    EXPECT_THROW(session.feed(prompt.subspan(8 * failing)), EngineError);
+    EXPECT_EQ(session.policy().length(), 4 + 8 * failing);
+    session.feed(std::span(tokens).subspan(session.policy().length()));
+    session.end_prompt();
+    EXPECT_EQ(live_tokens(session, f.llama), (Tokens{6, 7, 21, 22, 23})) << failing;
+  }
+}
+
+// Failed in its first call or a later one, or for want of cells before anything was written: the
+// next prompt stands in its place.
+TEST(LlamaCppSession, GivesUpAPromptBehindAnError) {
+  const auto go_on = [](auto fail) {
+    Fixture f({.num_cells = 32, .max_ubatch = 8});
+    Session<FullKV> session(f.engine, FullKV({}, f.engine.shape()));
+    session.prompt(numbered(4));
+    fail(f, session);
+    session.truncate(4);
+    session.decode(50);
+    session.prompt(Tokens{51, 52});
+    EXPECT_EQ(live_tokens(session, f.llama), (Tokens{0, 1, 2, 3, 50, 51, 52}));
+    EXPECT_EQ(session.policy().length(), 7U);
+  };
+  go_on([](Fixture& f, Session<FullKV>& session) {
+    f.llama.options.late_result = 2;
+    EXPECT_THROW(session.prompt(numbered(20)), EngineError);
+  });
+  go_on([](Fixture& f, Session<FullKV>& session) {
+    f.llama.options.result = -3;
+    EXPECT_THROW(session.prompt(numbered(20)), EngineError);
+  });
+  go_on([](Fixture& /*f*/, Session<FullKV>& session) {
+    EXPECT_THROW(session.prompt(numbered(40)), EngineError);
+  });
+}
+
 // Cells are read from the first ubatch of a call, so there must be no other.
 TEST(LlamaCppSession, SaysSoWhenACallIsSplit) {
   Fixture f({.splits_by = 8});

@@ -7,6 +7,7 @@
 #include "kvevict/core/keep_mask.hpp"
 #include "kvevict/core/lane.hpp"
 #include "kvevict/core/rotary.hpp"
+#include "kvevict/core/sequence.hpp"
 #include "kvevict/core/shape.hpp"
 #include "kvevict/core/slot_bits.hpp"
 #include "kvevict/core/step_inputs.hpp"
@@ -66,7 +67,8 @@ namespace llama_cpp {
 using Token = std::int32_t;
 using SequenceId = std::int32_t;
 
-/// The engine did something that the adapter cannot go on with; the session has to be reset.
+/// The engine did something that a call cannot go on with. What the call read is taken back; the
+/// calls before it stay (Session::prompt).
 class EngineError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -110,7 +112,7 @@ class Engine {
   Engine(H host, Hook& hook) : host_(std::move(host)), hook_(&hook) {
     if (const std::string_view reason = host_.refusal(); !reason.empty())
       detail::throw_invalid_argument(kName, reason);
-    sequences_.assign(host_.max_sequences(), Sequence::kFree);
+    sequences_.assign(host_.max_sequences(), Use::kFree);
     host_.clear();  // what a warm-up left would be in the way of the probe
     Probe probe(layers_, rotary_, num_hidden_);
     const Token token = 0;
@@ -159,9 +161,9 @@ class Engine {
   /// Removes what sessions that are gone have left.
   [[nodiscard]] H& host() {
     for (std::size_t s = 0; num_left_ > 0 && s < sequences_.size(); ++s) {
-      if (sequences_[s] == Sequence::kLeft) {
+      if (sequences_[s] == Use::kLeft) {
         host_.remove(static_cast<SequenceId>(s), -1, -1);
-        sequences_[s] = Sequence::kFree;
+        sequences_[s] = Use::kFree;
         --num_left_;
       }
     }
@@ -203,23 +205,23 @@ class Engine {
   /// Sequences belong to sessions, one each.
   [[nodiscard]] std::size_t num_sessions() const noexcept { return num_sessions_; }
   [[nodiscard]] bool has_session(SequenceId sequence) const noexcept {
-    return sequences_[static_cast<std::size_t>(sequence)] == Sequence::kUsed;
+    return sequences_[static_cast<std::size_t>(sequence)] == Use::kUsed;
   }
   void add_session(SequenceId sequence) {
     static_cast<void>(host());  // what an earlier one left here goes
-    sequences_[static_cast<std::size_t>(sequence)] = Sequence::kUsed;
+    sequences_[static_cast<std::size_t>(sequence)] = Use::kUsed;
     ++num_sessions_;
   }
   /// Its tokens go when the host is next asked for something: the context may be gone by now.
   void remove_session(SequenceId sequence) noexcept {
-    sequences_[static_cast<std::size_t>(sequence)] = Sequence::kLeft;
+    sequences_[static_cast<std::size_t>(sequence)] = Use::kLeft;
     --num_sessions_;
     ++num_left_;
   }
 
  private:
   static constexpr std::string_view kName = "llama_cpp::Engine";
-  enum class Sequence : std::uint8_t { kFree, kUsed, kLeft };
+  enum class Use : std::uint8_t { kFree, kUsed, kLeft };
 
   class Probe final : public Listener {
    public:
@@ -285,9 +287,9 @@ class Engine {
   CacheShape shape_;
   std::vector<AttentionNode> layers_;  // [num_layers]
   RotaryReading rotary_;
-  std::size_t num_hidden_ = 0;       // layers whose hidden states can be read, from the first on
-  std::vector<Sequence> sequences_;  // [max_sequences]
-  std::size_t num_sessions_ = 0;     // sequences that are kUsed
+  std::size_t num_hidden_ = 0;    // layers whose hidden states can be read, from the first on
+  std::vector<Use> sequences_;    // [max_sequences]
+  std::size_t num_sessions_ = 0;  // sequences that are kUsed
   std::size_t num_left_ = 0;
 };
 
@@ -444,7 +446,10 @@ class Session final : private Listener {
   /// between them and at the end where the policy wants to. `pinned` are positions of the text,
   /// counted from the first prompt's start. The newest token never goes, so
   /// llama_get_logits_ith(-1) and the next decode are about it. Throws EngineError when no cell
-  /// comes free.
+  /// comes free or llama_decode fails. The prompt stays begun then, policy().length() says how much
+  /// of the text was read: feed the rest and end_prompt, or give the prompt up by truncate to where
+  /// it began. Pins go with what is taken back but for those of the prompt; those behind it are to
+  /// be given with the prompt in which they lie.
   void prompt(std::span<const Token> tokens, std::span<const PositionSpan> pinned = {}) {
     begin_prompt(tokens.size(), pinned);
     feed(tokens);
@@ -454,7 +459,6 @@ class Session final : private Listener {
   /// end_prompt.
   void begin_prompt(std::size_t prompt_len, std::span<const PositionSpan> pinned = {}) {
     policy_.begin(prompt_len, pinned);
-    in_prompt_ = true;
   }
   /// The prompt that was begun starts with all that `other` holds, whose cells are shared:
   /// sequences with different policies then read a prompt once. This policy sees nothing of how it
@@ -484,7 +488,6 @@ class Session final : private Listener {
     load(saved);
     if (policy_.length() == 0)
       policy_.append(saved.positions.size());
-    in_prompt_ = true;
   }
   /// Writes the cache of the sequence to `out`, whose memory is used again.
   void save(SavedCache& out) {
@@ -527,7 +530,6 @@ class Session final : private Listener {
   }
   void end_prompt() {
     policy_.end_prefill(view());
-    in_prompt_ = false;
     tokens_since_cut_ = 0;
     evict_if_due();
   }
@@ -551,10 +553,10 @@ class Session final : private Listener {
           count /= 2;
       }
       tokens = tokens.subspan(count);
-      if (in_prompt_ && !tokens.empty() && policy_.should_evict())
+      if (in_prompt() && !tokens.empty() && policy_.should_evict())
         evict();
     }
-    if (!in_prompt_)
+    if (!in_prompt())
       evict_if_due();
   }
 
@@ -602,8 +604,11 @@ class Session final : private Listener {
     return true;
   }
 
-  /// Forgets every token of the text from `length` on (speculative decoding, an edit).
+  /// Forgets every token of the text from `length` on (speculative decoding, an edit). A prompt of
+  /// which nothing is left, or was read yet, is given up.
   void truncate(std::size_t length) {
+    if (in_prompt() && length == policy_.length() && length == prompt_begin())
+      policy_.append(1);  // the policy gives up only what it has read something of
     policy_.truncate(length);
     const std::size_t live = policy_.sequence().seq_len(0, 0);
     if (live == cells_.size())
@@ -621,7 +626,6 @@ class Session final : private Listener {
     cells_.clear();
     positions_.clear();
     tokens_since_cut_ = 0;
-    in_prompt_ = false;
     dense_ = false;
   }
   /// A second sequence that begins with all of this one and shares its cells: one that it evicts is
@@ -647,8 +651,7 @@ class Session final : private Listener {
         has_say_(other.has_say_),
         cells_(other.cells_),
         positions_(other.positions_),
-        tokens_since_cut_(other.tokens_since_cut_),
-        in_prompt_(other.in_prompt_) {
+        tokens_since_cut_(other.tokens_since_cut_) {
     engine_->add_session(sequence_);
   }
   // Takes over from `other`, which is empty then.
@@ -695,7 +698,7 @@ class Session final : private Listener {
   [[nodiscard]] std::size_t call_size(std::size_t rest, std::size_t limit) const {
     if (rest <= limit)
       return rest;
-    const std::size_t last = in_prompt_ && covers(policy_.required_inputs(), Inputs::kAttention)
+    const std::size_t last = in_prompt() && covers(policy_.required_inputs(), Inputs::kAttention)
                                  ? std::min(options_.last_call, limit)
                                  : 0;
     return std::min(limit, rest - last);
@@ -724,9 +727,8 @@ class Session final : private Listener {
         throw EngineError("llama_decode was expected to write " + std::to_string(tokens.size()) +
                           " cells and wrote " + std::to_string(cells_.size() - live));
     } catch (...) {
-      // Whatever was written is taken back, here and there.
       if (cells_.size() > live)
-        truncate(policy_.length() - (cells_.size() - live));
+        take_back(cells_.size() - live);
       throw;
     }
     if (policy_.wants_cache())
@@ -734,6 +736,25 @@ class Session final : private Listener {
     tokens_since_cut_ += tokens.size();
     ++counters_.calls;
     return true;
+  }
+  // Of the newest tokens nothing stays, here and there. The prompt goes on, with its pins, though
+  // nothing of it may be left.
+  void take_back(std::size_t count) {
+    const Sequence& text = policy_.sequence();
+    const PositionSpan prompt = text.prompt();
+    const bool was_open = text.prompt_open();
+    std::vector<PositionSpan> pinned;
+    for (const PositionSpan& span : text.pinned()) {
+      if (span.last > prompt.first)
+        pinned.push_back(span);
+    }
+    truncate(text.length() - count);
+    if (was_open && !text.prompt_open())
+      policy_.begin(static_cast<std::size_t>(prompt.last - prompt.first), pinned);
+  }
+  [[nodiscard]] bool in_prompt() const { return policy_.sequence().prompt_open(); }
+  [[nodiscard]] std::size_t prompt_begin() const {
+    return static_cast<std::size_t>(policy_.sequence().prompt().first);
   }
   bool make_room() {
     const bool made = evict();
@@ -845,7 +866,6 @@ class Session final : private Listener {
   std::vector<std::int32_t> cells_;    // by slot
   std::vector<Position> positions_;    // by slot, the engine's
   std::size_t tokens_since_cut_ = 0;
-  bool in_prompt_ = false;
   bool dense_ = false;  // cells were renumbered and not seen since
   SessionCounters counters_;
   KeepMask with_newest_;
