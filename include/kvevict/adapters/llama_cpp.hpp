@@ -68,7 +68,7 @@ using Token = std::int32_t;
 using SequenceId = std::int32_t;
 
 /// The engine did something that a call cannot go on with. What the call read is taken back; the
-/// calls before it stay (Session::prompt).
+/// calls before it stay (Session::prompt), unless the text says that the session is to be reset.
 class EngineError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -712,7 +712,7 @@ class Session final : private Listener {
           "no cell of the cache comes free: the context is smaller than what the "
           "policy keeps");
     if (engine_->host().newest(sequence_) != (positions_.empty() ? -1 : positions_.back()))
-      throw EngineError("the sequence was changed outside of its session: reset it");
+      throw EngineError("the sequence was changed outside of its session: reset the session");
     move_up(tokens.size());
     const std::size_t live = cells_.size();
     const Position next = next_position();
@@ -834,7 +834,9 @@ class Session final : private Listener {
     // The one thing about compaction that the engine does not promise.
     if (dense_ && !shares_cells() &&
         cells[0] != engine_->first_cell(sequence_) + static_cast<std::int64_t>(cells_.size()))
-      throw EngineError("the cells of a state that was read in are not where they were expected");
+      throw EngineError(
+          "the cells of a state that was read in are not where they were expected: reset the "
+          "session");
     dense_ = false;
     Position next = next_position();
     policy_.append(cells.size());
