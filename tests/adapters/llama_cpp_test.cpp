@@ -662,7 +662,8 @@ TEST(LlamaCppSession, FollowsASessionThatWasNotReset) {
     Session<FullKV> first(f.engine, FullKV({}, f.engine.shape()));
     first.prompt(numbered(4));
   }
-  Session<FullKV> second(f.engine, FullKV({}, f.engine.shape()));
+  // With all options given, nothing is asked of the engine before.
+  Session<FullKV> second(f.engine, FullKV({}, f.engine.shape()), {.max_distance = 100});
   second.prompt(numbered(3));
   EXPECT_EQ(live_tokens(second, f.llama), numbered(3));
   EXPECT_EQ(f.llama.num_used(), 3U);
