@@ -893,7 +893,10 @@ KVEVICT_AVX512 inline void max_pool(const float* x, std::size_t n, std::size_t k
 }
 
 KVEVICT_AVX512 inline void order_keys(const float* x, std::size_t n, std::uint32_t* keys) noexcept {
-  for (std::size_t i = 0; i < n; i += kLanes) {
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    _mm512_storeu_ps(keys + i, _mm512_castsi512_ps(order_keys(_mm512_loadu_ps(x + i))));
+  if (i < n) {
     const __mmask16 mask = first_lanes(n - i);
     _mm512_mask_storeu_epi32(keys + i, mask, order_keys(_mm512_maskz_loadu_ps(mask, x + i)));
   }
@@ -918,19 +921,30 @@ KVEVICT_AVX512 inline void order_keys(const float* x, std::size_t n, std::uint32
   return *std::min_element(lanes.begin(), lanes.end());
 }
 
+/// compare_keys for sixteen entries, from bit 0 on.
+[[nodiscard, gnu::always_inline]] KVEVICT_AVX512 inline KeyBits compare_sixteen(
+    __mmask16 mask, const float* x, __m512i lowest, __m512i highest) noexcept {
+  const __m512i keys = order_keys(_mm512_maskz_loadu_ps(mask, x));
+  const __mmask16 above = _mm512_mask_cmpgt_epu32_mask(mask, keys, highest);
+  const __mmask16 reaches = _mm512_mask_cmpge_epu32_mask(mask, keys, lowest);
+  return {above, static_cast<__mmask16>(reaches & ~above)};
+}
 [[nodiscard]] KVEVICT_AVX512 inline KeyBits compare_keys(const float* x, std::size_t n,
                                                          std::uint32_t lowest,
                                                          std::uint32_t highest) noexcept {
   const __m512i lowest_u32x16 = _mm512_set1_epi32(static_cast<std::int32_t>(lowest));
   const __m512i highest_u32x16 = _mm512_set1_epi32(static_cast<std::int32_t>(highest));
   KeyBits bits{0, 0};
-  for (std::size_t i = 0; i < n; i += kLanes) {
-    const __mmask16 mask = first_lanes(n - i);
-    const __m512i keys = order_keys(_mm512_maskz_loadu_ps(mask, x + i));
-    const __mmask16 above = _mm512_mask_cmpgt_epu32_mask(mask, keys, highest_u32x16);
-    const __mmask16 reaches = _mm512_mask_cmpge_epu32_mask(mask, keys, lowest_u32x16);
-    bits.above |= std::uint64_t{above} << i;
-    bits.inside |= std::uint64_t{static_cast<__mmask16>(reaches & ~above)} << i;
+  std::size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const KeyBits part = compare_sixteen(kAll16, x + i, lowest_u32x16, highest_u32x16);
+    bits.above |= part.above << i;
+    bits.inside |= part.inside << i;
+  }
+  if (i < n) {
+    const KeyBits part = compare_sixteen(first_lanes(n - i), x + i, lowest_u32x16, highest_u32x16);
+    bits.above |= part.above << i;
+    bits.inside |= part.inside << i;
   }
   return bits;
 }
