@@ -879,14 +879,19 @@ KVEVICT_AVX2 inline void soft_cap(float cap, std::size_t n, float* x) noexcept {
   }
 }
 
+/// Each lane of `skipped` counts where `wanted` is zero.
+KVEVICT_AVX2 inline void add_unwanted(__m256 wanted, __m256i& skipped) noexcept {
+  skipped = _mm256_add_epi32(
+      skipped, _mm256_andnot_si256(_mm256_castps_si256(wanted), _mm256_set1_epi32(1)));
+}
+
 /// Stores `next` over `old` where `sample` is finite; each lane of `skipped` counts where it is
 /// not.
 KVEVICT_AVX2 inline void store_finite(__m256 sample, __m256 old, __m256 next, float* y,
                                       __m256i& skipped) noexcept {
   const __m256 wanted = finite(sample);
   _mm256_storeu_ps(y, _mm256_blendv_ps(old, next, wanted));
-  skipped = _mm256_add_epi32(
-      skipped, _mm256_andnot_si256(_mm256_castps_si256(wanted), _mm256_set1_epi32(1)));
+  add_unwanted(wanted, skipped);
 }
 [[nodiscard]] KVEVICT_AVX2 inline std::size_t count(__m256i lanes) noexcept {
   alignas(32) std::array<std::uint32_t, kLanes> counts;
@@ -920,6 +925,8 @@ KVEVICT_AVX2 inline std::size_t add(float factor, const float* x, std::size_t n,
   return before + count(skipped) + scalar::add(factor, x + i, n - i, y + i);
 }
 
+inline constexpr std::size_t kRowsAtATime = 8;  // more at once are more than a processor foresees
+
 /// Eight entries of add_rows.
 KVEVICT_AVX2 inline void add_rows_eight(const float* factors, const float* x,
                                         std::ptrdiff_t row_stride, std::size_t num_rows, float* y,
@@ -931,15 +938,13 @@ KVEVICT_AVX2 inline void add_rows_eight(const float* factors, const float* x,
     KVEVICT_ROUND(sample);
     const __m256 wanted = finite(sample);
     sum = _mm256_blendv_ps(sum, _mm256_add_ps(sum, sample), wanted);
-    skipped = _mm256_add_epi32(
-        skipped, _mm256_andnot_si256(_mm256_castps_si256(wanted), _mm256_set1_epi32(1)));
+    add_unwanted(wanted, skipped);
   }
   _mm256_storeu_ps(y, sum);
 }
 KVEVICT_AVX2 inline std::size_t add_rows(const float* factors, const float* x,
                                          std::ptrdiff_t row_stride, std::size_t num_rows,
                                          std::size_t n, float* y) noexcept {
-  constexpr std::size_t kRowsAtATime = 8;  // more at once are more than a processor foresees
   const std::size_t before = floats_to_aligned(y, n);
   std::size_t total = scalar::add_rows_by<scalar::add>(factors, x, row_stride, num_rows, before, y);
   const std::size_t last = before + (n - before) / kLanes * kLanes;

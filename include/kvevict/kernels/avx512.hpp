@@ -732,8 +732,6 @@ template <auto kStep, class... Args>
   return static_cast<std::size_t>(std::popcount(static_cast<unsigned>(mask & ~wanted)));
 }
 
-inline constexpr std::size_t kRowsAtATime = 8;  // more at once are more than a processor foresees
-
 // The accumulators, sixteen entries each from `i` on.
 [[nodiscard, gnu::always_inline]] KVEVICT_AVX512 inline std::size_t add_lanes(
     __mmask16 mask, std::size_t i, float factor, const float* x, float* y) noexcept {
@@ -810,10 +808,10 @@ KVEVICT_AVX512 inline std::size_t add_rows(const float* factors, const float* x,
                                            std::ptrdiff_t row_stride, std::size_t num_rows,
                                            std::size_t n, float* y) noexcept {
   std::size_t skipped = 0;
-  for (std::size_t r = 0; r < num_rows; r += kRowsAtATime) {
-    skipped += for_each_vector<add_rows_lanes>(y, n, factors + r,
-                                               x + static_cast<std::ptrdiff_t>(r) * row_stride,
-                                               row_stride, std::min(kRowsAtATime, num_rows - r), y);
+  for (std::size_t r = 0; r < num_rows; r += avx2::kRowsAtATime) {
+    skipped += for_each_vector<add_rows_lanes>(
+        y, n, factors + r, x + static_cast<std::ptrdiff_t>(r) * row_stride, row_stride,
+        std::min(avx2::kRowsAtATime, num_rows - r), y);
   }
   return skipped;
 }
