@@ -53,13 +53,14 @@ struct TextItem {
         "make_policy",
         std::string("column ").append(option_text(at + 1)).append(": ").append(what));
   };
+  const std::string name_ends = std::string(kSpaces).append("(+)");
   std::vector<TextItem> items;
   std::size_t at = 0;
   const auto skip_spaces = [&] { at = std::min(text.find_first_not_of(kSpaces, at), text.size()); };
   for (;;) {
     skip_spaces();
     const std::size_t first = at;
-    at = std::min(text.find_first_of(" \t\r\n(+)", at), text.size());
+    at = std::min(text.find_first_of(name_ends, at), text.size());
     if (at == first)
       fail(first, "expected a name");
     TextItem item{text.substr(first, at - first), {}, first + 1};
